@@ -98,7 +98,6 @@ def train(
                 resolved, corpus, target_device, init_from=start, keeps_checkpoints=out is not None
             )
             _show_estimate(estimate)
-            console.note(f"parameters: {estimate.n_parameters:,}; nothing was written")
             if as_json:
                 typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
@@ -113,16 +112,21 @@ def train(
                 ignore_memory=ignore_memory,
             )
     if model is not None and out is not None:
-        from elias.report.html import seconds
+        _show_result(model, out, corpus, time.monotonic() - start_time)
 
-        console.note(f"finished in {seconds(time.monotonic() - start_time)}")
-        metrics = model.metadata.get("metrics", {})
-        splits = {split for measured in metrics.values() for split in measured}
-        if splits:
-            split = "test" if "test" in splits else "validation"
-            console.print_out(*console.stage_table(model.metadata, split, model.components))
-        typer.echo(f"{out}/model")
-        console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
+
+def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: float) -> None:
+    """Print the duration, the metrics of each component, the folder and commands to try."""
+    from elias.report.html import seconds
+
+    console.note(f"finished in {seconds(duration)}")
+    metrics = model.metadata.get("metrics", {})
+    splits = {split for measured in metrics.values() for split in measured}
+    if splits:
+        split = "test" if "test" in splits else "validation"
+        console.print_out(*console.stage_table(model.metadata, split, model.components))
+    typer.echo(f"{out}/model")
+    console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
 
 
 def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
@@ -203,3 +207,4 @@ def _show_estimate(estimate: DryRun) -> None:
         if all(fit.possible for fit in estimate.fits):
             problem = "other programs use too much memory"
         console.warn(f"{problem}: {'; '.join(estimate.remedies)}")
+    console.note(f"parameters: {estimate.n_parameters:,}; nothing was written")

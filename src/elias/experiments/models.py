@@ -317,58 +317,7 @@ class Models:
         configs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(members)}
         settings = {run: model_settings(config.to_dict()) for run, config in configs.items()}
         searched: dict[str, dict[str, Predictions]] = {}  # by run, until the ensemble is measured
-
-        def member_rows(run: str, member: int) -> list[Row]:
-            trained = self.get(run, configs[run])
-            model = trained.model
-            components = model.components if self.timed else model.metadata["metrics"]
-            rows = []
-            for row in self.component_rows(trained, components, MAIN_MODEL, titles):
-                rows.append(row)
-                if not self.timed and row.settings["component"] == CALIBRATE:
-                    ranked = self.search(model)
-                    if members > 1:
-                        searched[run] = ranked
-                    rows += [
-                        replace(
-                            row,
-                            name=f"{row.name}-{mixture}",
-                            title=f"{row.title}, mixed as {formula}",
-                            metrics=self.evaluate(ranked[f"{CALIBRATE}-{mixture}"]),
-                            settings={**row.settings, "mixture": mixture},
-                        )
-                        for mixture, formula in MIXTURES.items()
-                        if f"{CALIBRATE}-{mixture}" in ranked
-                    ]
-            return [replace(row, settings={**row.settings, "member": member}) for row in rows]
-
-        def ensemble_rows() -> list[Row]:
-            trained = [self.get(run, config) for run, config in configs.items()]
-            parts = [
-                searched.pop(run) if run in searched else self.search(one.model)
-                for run, one in zip(configs, trained, strict=True)
-            ]
-            rows, components = [], trained[0].model.components
-            for component in [CALIBRATE, NAMES] if NAMES in components else components[-1:]:
-                row = Row(
-                    name=f"{MAIN_MODEL}/{ENSEMBLE}",
-                    title=titles[ENSEMBLE],
-                    seed=seed,
-                    metrics=self.evaluate(Predictions.merge([part[component] for part in parts])),
-                    costs=self._costs(trained, component),
-                    settings={"component": ENSEMBLE, "members": members},
-                    run=trained[0].run,
-                )
-                if component != components[-1]:
-                    row = replace(
-                        row,
-                        name=f"{row.name}-unnamed",
-                        title=f"{row.title.replace(' with label names', '')}, without label names",
-                        settings={**row.settings, "names": False},
-                    )
-                rows.append(row)
-            return rows
-
+        kept = searched if members > 1 else None
         tasks = []
         for member, (run, config) in enumerate(configs.items()):
             self.check(run, config)
@@ -378,7 +327,7 @@ class Models:
                 name=run,
                 title=f"{which}, seed {seed}",
                 decided_by=decided_by,
-                measure=partial(member_rows, run, member),
+                measure=partial(self._member_rows, run, config, member, titles, kept),
             )
             tasks.append(task)
         if members > 1:
@@ -386,10 +335,79 @@ class Models:
                 name=run_name(ENSEMBLE, seed),
                 title=f"the ensemble of {members}, seed {seed}",
                 decided_by={"members": list(settings.values()), "timed": self.timed},
-                measure=ensemble_rows,
+                measure=partial(self._ensemble_rows, configs, seed, titles, searched),
             )
             tasks.append(task)
         return tasks
+
+    def _member_rows(
+        self,
+        run: str,
+        config: ResolvedConfig,
+        member: int,
+        titles: Mapping[str, str],
+        searched: dict[str, dict[str, Predictions]] | None,
+    ) -> list[Row]:
+        """Measure a member of the full model; keep its predictions in ``searched`` if given."""
+        trained = self.get(run, config)
+        model, rows = trained.model, []
+        components = model.components if self.timed else model.metadata["metrics"]
+        for row in self.component_rows(trained, components, MAIN_MODEL, titles):
+            rows.append(row)
+            if not self.timed and row.settings["component"] == CALIBRATE:
+                ranked = self.search(model)
+                rows += self._mixture_rows(row, ranked)
+                if searched is not None:
+                    searched[run] = ranked
+        return [replace(row, settings={**row.settings, "member": member}) for row in rows]
+
+    def _mixture_rows(self, row: Row, ranked: Mapping[str, Predictions]) -> list[Row]:
+        """Return rows like that of the calibration for the other mixtures of its scores."""
+        return [
+            replace(
+                row,
+                name=f"{row.name}-{mixture}",
+                title=f"{row.title}, mixed as {formula}",
+                metrics=self.evaluate(ranked[f"{CALIBRATE}-{mixture}"]),
+                settings={**row.settings, "mixture": mixture},
+            )
+            for mixture, formula in MIXTURES.items()
+            if f"{CALIBRATE}-{mixture}" in ranked
+        ]
+
+    def _ensemble_rows(
+        self,
+        configs: Mapping[str, ResolvedConfig],
+        seed: int,
+        titles: Mapping[str, str],
+        searched: dict[str, dict[str, Predictions]],
+    ) -> list[Row]:
+        """Measure the mean of the members, with and without label names."""
+        trained = [self.get(run, config) for run, config in configs.items()]
+        parts = [
+            searched.pop(run) if run in searched else self.search(one.model)
+            for run, one in zip(configs, trained, strict=True)
+        ]
+        rows, components = [], trained[0].model.components
+        for component in [CALIBRATE, NAMES] if NAMES in components else components[-1:]:
+            row = Row(
+                name=f"{MAIN_MODEL}/{ENSEMBLE}",
+                title=titles[ENSEMBLE],
+                seed=seed,
+                metrics=self.evaluate(Predictions.merge([part[component] for part in parts])),
+                costs=self._costs(trained, component),
+                settings={"component": ENSEMBLE, "members": len(trained)},
+                run=trained[0].run,
+            )
+            if component != components[-1]:
+                row = replace(
+                    row,
+                    name=f"{row.name}-unnamed",
+                    title=f"{row.title.replace(' with label names', '')}, without label names",
+                    settings={**row.settings, "names": False},
+                )
+            rows.append(row)
+        return rows
 
 
 def learns_graph(config: EliasConfig) -> bool:
