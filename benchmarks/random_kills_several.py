@@ -26,7 +26,7 @@ from e2e.train_worker import free_port
 from elias import EliasConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.distributed import joined
-from elias.training.trainer import train_together
+from elias.training.train import train_together
 
 MOST_KILLS = 5  # per run; after that none is killed
 LONGER = {

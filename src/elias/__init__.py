@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elias.persistence.onnx_runtime import OnnxModel
     from elias.predictions import Predictions, Ranking
     from elias.rerank.probabilities import Probabilities, calibration_error
-    from elias.training.trainer import train, train_together
+    from elias.training.train import train, train_together
 
     __version__: str
 
@@ -42,7 +42,7 @@ _MODULES = {
     "elias.persistence.onnx_runtime": "OnnxModel",
     "elias.predictions": "Predictions Ranking",
     "elias.rerank.probabilities": "Probabilities calibration_error",
-    "elias.training.trainer": "train train_together",
+    "elias.training.train": "train train_together",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -15,7 +15,7 @@ from elias.data.readers.base import csr_from_lists
 from elias.data.readers.files import sanitize
 from elias.errors import DataError
 from elias.inference.predictor import EVALUATED
-from elias.training.trainer import train
+from elias.training.train import train
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

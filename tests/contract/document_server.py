@@ -16,7 +16,7 @@ from pathlib import Path
 import sklearn.tree  # noqa: F401 - here and below: slow to import, so once for all
 import torch._dynamo  # noqa: F401
 
-import elias.training.trainer  # noqa: F401
+import elias.training.train  # noqa: F401
 from elias.cli.commands import main as elias_command
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the encoder of the tests, tiny_bert

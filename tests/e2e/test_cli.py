@@ -14,7 +14,7 @@ from elias.config.io import preset_tree
 from elias.data import convert
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError, RunError
-from elias.training import trainer
+from elias.training import train as training
 from tiny_bert import MOST_TOKENS, save_tiny_bert
 
 
@@ -221,13 +221,13 @@ def test_invalid_settings_are_refused_before_the_corpus_is_read(run, options, pr
 
 
 def test_training_checks_its_plan_once(corpus_folder, tmp_path, monkeypatch):
-    checked, check_plan = [], trainer.check_plan
+    checked, check_plan = [], training.check_plan
 
     def counted(config, out, **options):
         checked.append(out)
         return check_plan(config, out, **options)
 
-    monkeypatch.setattr(trainer, "check_plan", counted)
+    monkeypatch.setattr(training, "check_plan", counted)
 
     result = elias("train", corpus_folder, "--out", tmp_path / "run", *SMALL)
 

@@ -8,7 +8,7 @@ import torch
 from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError
-from elias.training.trainer import starting_config
+from elias.training.train import starting_config
 
 CHANGES = {
     "encoder.dim": 16,

@@ -36,7 +36,7 @@ from elias.errors import DataError, EliasError, Interrupted
 from elias.kernels import IndexGradients, label_logits
 from elias.model.elias import LinearRows
 from elias.text import tokens
-from elias.training.trainer import train_together
+from elias.training.train import train_together
 
 STEP = "elias.training.optimizer:Optimizer.step"
 NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}

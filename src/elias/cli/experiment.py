@@ -58,7 +58,7 @@ class Experiment:
 
         from elias.experiments import Setting
         from elias.kernels.device import pick_device
-        from elias.training.trainer import check_plan
+        from elias.training.train import check_plan
 
         # Check everything that needs no data before a large corpus is read.
         check_plan(config, None)

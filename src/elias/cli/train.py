@@ -73,7 +73,7 @@ def train(
 
     from elias.data.stats import resolve_config
     from elias.kernels.device import pick_device
-    from elias.training.trainer import check_plan, starting_config, train_resolved
+    from elias.training.train import check_plan, starting_config, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)

@@ -51,7 +51,7 @@ def tune(
     from elias.data.stats import resolve_config
     from elias.experiments import tune as tuning
     from elias.kernels.device import pick_device
-    from elias.training.trainer import check_plan
+    from elias.training.train import check_plan
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None)

@@ -53,7 +53,7 @@ from elias.report.sections import COMPONENTS
 from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
-from elias.training.trainer import train
+from elias.training.train import train
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig, ResolvedConfig

@@ -30,7 +30,7 @@ from elias.progress import progress, progress_disabled
 from elias.report import html
 from elias.report.plots import Axis, Plot
 from elias.training.run import Interruption, locked, write_text
-from elias.training.trainer import train_resolved
+from elias.training.train import train_resolved
 
 try:
     import optuna

@@ -31,7 +31,7 @@ from elias.training.memory import (
     resident_bytes,
 )
 from elias.training.stage import Points, StageLoop
-from elias.training.trainer import check_world
+from elias.training.train import check_world
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig, ResolvedStage

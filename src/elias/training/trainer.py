@@ -1,24 +1,21 @@
-"""Train a model: prepare the corpus, train the stages and the ranker, calibrate, report."""
+"""The class `Trainer`: prepare the corpus, train stages and ranker, calibrate, report."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from elias.config import EliasConfig, IndexConfig, model_settings
+from elias.config import EliasConfig, IndexConfig
 from elias.data.corpus import Corpus
-from elias.data.load import load_corpus
 from elias.data.splits import (
     DATA_SETTINGS,
     TRAINING_SKETCH,
@@ -26,7 +23,7 @@ from elias.data.splits import (
     text_sketch,
     validation_split,
 )
-from elias.data.stats import corpus_stats, resolve_config
+from elias.data.stats import corpus_stats
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
@@ -47,9 +44,7 @@ from elias.inference.predict import (
     tokenize,
 )
 from elias.inference.predictor import EVALUATED, Elias
-from elias.kernels import has_triton
-from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
-from elias.metrics import REPORTED, measure, metric_names, rounded
+from elias.metrics import REPORTED, measure, rounded
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
@@ -68,15 +63,13 @@ from elias.training.checkpoint import (
     random_state,
     restore_random_state,
     resume,
-    run_inputs,
     save_member,
     strip_prefix,
 )
 from elias.training.initialization import StageInitializer, initial_encoder
 from elias.training.label_points import LabelPoints, label_targets
-from elias.training.loggers import check_loggers
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
-from elias.training.run import Run, check_folder, open_run
+from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
@@ -96,38 +89,6 @@ logger = logging.getLogger(__name__)
 _POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point between two models
 _COLLAPSED, _MIN_COLLAPSED = 0.9, 20  # share of texts with the same first label, of how many
 _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some too
-
-
-def check_world(config: EliasConfig, world: World) -> None:
-    """Raise an error if a setting does not work on the device or in several processes.
-
-    Raises:
-        ConfigError: Names the setting to change.
-    """
-    index, encoder, device = config.index, config.encoder, world.device
-    by_kernels = device.type == "cuda" and has_triton()
-    if index.label_storage == "compact" and index.kind != "all" and not by_kernels:
-        raise ConfigError(
-            "index.label_storage is 'compact', which with a graph needs a GPU and Triton; set "
-            "it to 'full', or train with device='cuda'"
-        )
-    if world.shards_labels and device.type == "cuda" and not by_kernels:
-        raise ConfigError(
-            "several processes on GPUs need Triton, which is missing, or turned off by "
-            "ELIAS_KERNELS; use device='cpu'"
-        )
-    if not world.shards_labels or encoder.kind != "transformer":
-        return
-    if encoder.gradient_checkpointing:
-        raise ConfigError(
-            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
-            "which the backward pass cannot recompute; set it to false"
-        )
-    if encoder.compile != "off":
-        raise ConfigError(
-            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
-            "would freeze its first value; set it to 'off'"
-        )
 
 
 class Trainer:
@@ -894,170 +855,3 @@ def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> cs
         return unit_rows(features)
     assert texts is not None
     return Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)[1]
-
-
-def train(
-    corpus: Corpus | str | Path | Any = None,
-    config: EliasConfig | Any = None,
-    out: str | Path | None = None,
-    *,
-    texts: Sequence[str] | None = None,
-    labels: Sequence[Sequence[str]] | None = None,
-    device: str = "auto",
-    init_from: Elias | None = None,
-    overwrite: bool = False,
-    ignore_memory: bool = False,
-) -> Elias:
-    """Train ELIAS on a corpus and return the model; save the run in ``out`` if given.
-
-    Args:
-        corpus: The points; without a validation split, training points may be held out. A path, a
-            DataFrame or another table is read with `load_corpus`.
-        config: The configuration; sizes that are not set are derived from the corpus.
-        out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, at the end,
-            ``model/``. An interrupted run in this folder is resumed from its last checkpoint.
-        texts: Instead of a corpus, the training texts. No test points are held out.
-        labels: The labels of each of the ``texts``, as lists of names.
-        device: ``auto`` uses a GPU if there is one.
-        init_from: A model to start from; it is not modified. Training starts with its encoder,
-            including vocabulary or tokenizer. If it has the same labels, training also starts
-            with its clusters and classifiers. If it has a learned graph, training starts with the
-            first stage that learns a graph.
-        overwrite: Replace the files of a former run in ``out``.
-        ignore_memory: Start even if the memory estimate exceeds what is available.
-
-    The former order of arguments, ``train(config, corpus)``, is deprecated.
-
-    Example:
-        >>> from elias import EliasConfig, train
-        >>> from elias.data.synthetic import synthetic_corpus
-        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-        >>> config = EliasConfig().override(
-        ...     {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
-        ... )
-        >>> model = train(corpus, config, device="cpu")
-        >>> 1 < model.config.index.n_clusters < 30  # derived from the data
-        True
-        >>> list(model.metadata["metrics"])  # of each component, on validation and test points
-        ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
-    """
-    if isinstance(corpus, EliasConfig) or isinstance(config, Corpus):
-        order = "train(config, corpus) is now train(corpus, config)"
-        warnings.warn(order, DeprecationWarning, stacklevel=2)
-        corpus, config = config, corpus
-    if (corpus is None) == (texts is None):
-        raise ConfigError("train needs a corpus, or texts= and labels=, but not both")
-    if texts is not None:
-        corpus = load_corpus(texts=texts, labels=labels, test_size=0)
-    elif not isinstance(corpus, Corpus):
-        corpus = load_corpus(corpus)
-    if config is None:
-        config = EliasConfig()
-    elif not isinstance(config, EliasConfig):
-        remedy = "such as EliasConfig() or EliasConfig.preset(name)"
-        raise ConfigError(f"config is {config!r:.60}; give an EliasConfig, {remedy}")
-    model = train_together(
-        SingleProcess(pick_device(device)),
-        config,
-        corpus,
-        out=out,
-        init_from=init_from,
-        overwrite=overwrite,
-        ignore_memory=ignore_memory,
-    )
-    assert model is not None
-    return model
-
-
-def train_together(
-    world: World,
-    config: EliasConfig,
-    corpus: Corpus,
-    *,
-    out: str | Path | None = None,
-    init_from: Elias | None = None,
-    overwrite: bool = False,
-    ignore_memory: bool = False,
-) -> Elias | None:
-    """Train like `train`, but in all processes of ``world``; every process must call this.
-
-    The points of a batch and the rows of W_L are divided among the processes. Except for rounding,
-    the model does not depend on the number of processes. ``out`` must be on a shared file system.
-
-    Returns:
-        The model on rank 0, None on other ranks.
-    """
-    folder = None if out is None else Path(out)
-    check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
-    return train_resolved(
-        world,
-        resolve_config(starting_config(config, init_from), corpus),
-        corpus,
-        folder,
-        init_from,
-        overwrite=overwrite,
-        ignore_memory=ignore_memory,
-    )
-
-
-def train_resolved(
-    world: World,
-    resolved: ResolvedConfig,
-    corpus: Corpus,
-    folder: Path | None,
-    init_from: Elias | None,
-    *,
-    overwrite: bool,
-    ignore_memory: bool,
-    on_epoch: Callable[[EpochReport], None] | None = None,
-) -> Elias | None:
-    """Train with a resolved configuration; the caller must have called `check_plan`.
-
-    ``on_epoch`` is called after each epoch; an exception that it raises stops training.
-    """
-    check_world(resolved, world)
-    inputs: dict[str, Any] = {}
-    if folder is not None or world.shards_labels:
-        inputs = run_inputs(corpus, init_from, world.device)
-        world.check_same({**inputs, "configuration": model_settings(resolved.to_dict())})
-    with (
-        limit_threads(),
-        open_run(folder, resolved, overwrite=overwrite, inputs=inputs, world=world) as run,
-        explain_out_of_memory("training"),
-    ):
-        return Trainer(
-            resolved,
-            corpus,
-            run,
-            world,
-            init_from=init_from,
-            ignore_memory=ignore_memory,
-            on_epoch=on_epoch,
-        ).train()
-
-
-def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
-    """Raise an error if the configuration or ``out`` is invalid, whatever the corpus."""
-    metric_names([config.eval.select_by])
-    if config.rerank.embedding == "first" and config.encoder.kind == "bag":
-        raise ConfigError(
-            "rerank.embedding='first' uses the encoder before training, but a bag encoder starts "
-            "with random weights; use 'none' or 'encoder', or a transformer"
-        )
-    check_loggers(config.tracking)
-    if out is not None:
-        check_folder(out, overwrite=overwrite)
-
-
-def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
-    """Return the configuration, with the encoder settings of ``init_from`` if it is given."""
-    if init_from is None:
-        return config
-    theirs = init_from.config.encoder
-    given = {key: value for key, value in asdict(config.encoder).items() if value is not None}
-    if asdict(theirs) != asdict(theirs) | given:
-        logger.info("using the encoder and the encoder settings of the model to start from")
-    index = config.index
-    if index.kind is None and init_from.config.index.kind == "graph":
-        index = replace(index, kind="graph")
-    return replace(config, encoder=theirs, index=index)

@@ -26,7 +26,7 @@ from elias.training.label_points import (
     label_targets,
     naming_shares,
 )
-from elias.training.trainer import train
+from elias.training.train import train
 
 ZEROS_AND_ONES = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 

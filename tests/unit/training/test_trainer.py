@@ -11,7 +11,8 @@ from elias.data.corpus import Corpus, Split
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError
 from elias.training.run import Run
-from elias.training.trainer import Trainer, check_world
+from elias.training.train import check_world
+from elias.training.trainer import Trainer
 
 N_LABELS = 12
 INDEX = IndexConfig(

@@ -1,0 +1,233 @@
+"""Train a model on a corpus: check the settings, derive what is open, and run the `Trainer`."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elias.config import EliasConfig, model_settings
+from elias.data.corpus import Corpus
+from elias.data.load import load_corpus
+from elias.data.stats import resolve_config
+from elias.distributed import SingleProcess
+from elias.errors import ConfigError
+from elias.inference.predictor import Elias
+from elias.kernels import has_triton
+from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
+from elias.metrics import metric_names
+from elias.training.checkpoint import run_inputs
+from elias.training.loggers import check_loggers
+from elias.training.run import check_folder, open_run
+from elias.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elias.config import ResolvedConfig
+    from elias.distributed import World
+    from elias.training.stage import EpochReport
+
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    corpus: Corpus | str | Path | Any = None,
+    config: EliasConfig | Any = None,
+    out: str | Path | None = None,
+    *,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    device: str = "auto",
+    init_from: Elias | None = None,
+    overwrite: bool = False,
+    ignore_memory: bool = False,
+) -> Elias:
+    """Train ELIAS on a corpus and return the model; save the run in ``out`` if given.
+
+    Args:
+        corpus: The points; without a validation split, training points may be held out. A path, a
+            DataFrame or another table is read with `load_corpus`.
+        config: The configuration; sizes that are not set are derived from the corpus.
+        out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, at the end,
+            ``model/``. An interrupted run in this folder is resumed from its last checkpoint.
+        texts: Instead of a corpus, the training texts. No test points are held out.
+        labels: The labels of each of the ``texts``, as lists of names.
+        device: ``auto`` uses a GPU if there is one.
+        init_from: A model to start from; it is not modified. Training starts with its encoder,
+            including vocabulary or tokenizer. If it has the same labels, training also starts
+            with its clusters and classifiers. If it has a learned graph, training starts with the
+            first stage that learns a graph.
+        overwrite: Replace the files of a former run in ``out``.
+        ignore_memory: Start even if the memory estimate exceeds what is available.
+
+    The former order of arguments, ``train(config, corpus)``, is deprecated.
+
+    Example:
+        >>> from elias import EliasConfig, train
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> config = EliasConfig().override(
+        ...     {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+        ... )
+        >>> model = train(corpus, config, device="cpu")
+        >>> 1 < model.config.index.n_clusters < 30  # derived from the data
+        True
+        >>> list(model.metadata["metrics"])  # of each component, on validation and test points
+        ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
+    """
+    if isinstance(corpus, EliasConfig) or isinstance(config, Corpus):
+        order = "train(config, corpus) is now train(corpus, config)"
+        warnings.warn(order, DeprecationWarning, stacklevel=2)
+        corpus, config = config, corpus
+    if (corpus is None) == (texts is None):
+        raise ConfigError("train needs a corpus, or texts= and labels=, but not both")
+    if texts is not None:
+        corpus = load_corpus(texts=texts, labels=labels, test_size=0)
+    elif not isinstance(corpus, Corpus):
+        corpus = load_corpus(corpus)
+    if config is None:
+        config = EliasConfig()
+    elif not isinstance(config, EliasConfig):
+        remedy = "such as EliasConfig() or EliasConfig.preset(name)"
+        raise ConfigError(f"config is {config!r:.60}; give an EliasConfig, {remedy}")
+    model = train_together(
+        SingleProcess(pick_device(device)),
+        config,
+        corpus,
+        out=out,
+        init_from=init_from,
+        overwrite=overwrite,
+        ignore_memory=ignore_memory,
+    )
+    assert model is not None
+    return model
+
+
+def train_together(
+    world: World,
+    config: EliasConfig,
+    corpus: Corpus,
+    *,
+    out: str | Path | None = None,
+    init_from: Elias | None = None,
+    overwrite: bool = False,
+    ignore_memory: bool = False,
+) -> Elias | None:
+    """Train like `train`, but in all processes of ``world``; every process must call this.
+
+    The points of a batch and the rows of W_L are divided among the processes. Except for rounding,
+    the model does not depend on the number of processes. ``out`` must be on a shared file system.
+
+    Returns:
+        The model on rank 0, None on other ranks.
+    """
+    folder = None if out is None else Path(out)
+    check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
+    return train_resolved(
+        world,
+        resolve_config(starting_config(config, init_from), corpus),
+        corpus,
+        folder,
+        init_from,
+        overwrite=overwrite,
+        ignore_memory=ignore_memory,
+    )
+
+
+def train_resolved(
+    world: World,
+    resolved: ResolvedConfig,
+    corpus: Corpus,
+    folder: Path | None,
+    init_from: Elias | None,
+    *,
+    overwrite: bool,
+    ignore_memory: bool,
+    on_epoch: Callable[[EpochReport], None] | None = None,
+) -> Elias | None:
+    """Train with a resolved configuration; the caller must have called `check_plan`.
+
+    ``on_epoch`` is called after each epoch; an exception that it raises stops training.
+    """
+    check_world(resolved, world)
+    inputs: dict[str, Any] = {}
+    if folder is not None or world.shards_labels:
+        inputs = run_inputs(corpus, init_from, world.device)
+        world.check_same({**inputs, "configuration": model_settings(resolved.to_dict())})
+    with (
+        limit_threads(),
+        open_run(folder, resolved, overwrite=overwrite, inputs=inputs, world=world) as run,
+        explain_out_of_memory("training"),
+    ):
+        return Trainer(
+            resolved,
+            corpus,
+            run,
+            world,
+            init_from=init_from,
+            ignore_memory=ignore_memory,
+            on_epoch=on_epoch,
+        ).train()
+
+
+def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
+    """Raise an error if the configuration or ``out`` is invalid, whatever the corpus."""
+    metric_names([config.eval.select_by])
+    if config.rerank.embedding == "first" and config.encoder.kind == "bag":
+        raise ConfigError(
+            "rerank.embedding='first' uses the encoder before training, but a bag encoder starts "
+            "with random weights; use 'none' or 'encoder', or a transformer"
+        )
+    check_loggers(config.tracking)
+    if out is not None:
+        check_folder(out, overwrite=overwrite)
+
+
+def check_world(config: EliasConfig, world: World) -> None:
+    """Raise an error if a setting does not work on the device or in several processes.
+
+    Raises:
+        ConfigError: Names the setting to change.
+    """
+    index, encoder, device = config.index, config.encoder, world.device
+    by_kernels = device.type == "cuda" and has_triton()
+    if index.label_storage == "compact" and index.kind != "all" and not by_kernels:
+        raise ConfigError(
+            "index.label_storage is 'compact', which with a graph needs a GPU and Triton; set "
+            "it to 'full', or train with device='cuda'"
+        )
+    if world.shards_labels and device.type == "cuda" and not by_kernels:
+        raise ConfigError(
+            "several processes on GPUs need Triton, which is missing, or turned off by "
+            "ELIAS_KERNELS; use device='cpu'"
+        )
+    if not world.shards_labels or encoder.kind != "transformer":
+        return
+    if encoder.gradient_checkpointing:
+        raise ConfigError(
+            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
+            "which the backward pass cannot recompute; set it to false"
+        )
+    if encoder.compile != "off":
+        raise ConfigError(
+            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
+            "would freeze its first value; set it to 'off'"
+        )
+
+
+def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
+    """Return the configuration, with the encoder settings of ``init_from`` if it is given."""
+    if init_from is None:
+        return config
+    theirs = init_from.config.encoder
+    given = {key: value for key, value in asdict(config.encoder).items() if value is not None}
+    if asdict(theirs) != asdict(theirs) | given:
+        logger.info("using the encoder and the encoder settings of the model to start from")
+    index = config.index
+    if index.kind is None and init_from.config.index.kind == "graph":
+        index = replace(index, kind="graph")
+    return replace(config, encoder=theirs, index=index)
