@@ -21,8 +21,7 @@ from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import Losses as Losses
-from elias.model.losses import classification_loss, shortlist_loss
+from elias.model.losses import Losses, classification_loss, shortlist_loss
 from elias.text.batches import TokenBatch
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import secrets
 import shutil
 import time
@@ -37,17 +38,24 @@ from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
 from elias.kernels import has_triton
+from elias.model.elias import EliasModel
+from elias.model.graph import LabelGraph
+from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER, all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from elias.config import CheckpointConfig
     from elias.data.corpus import Corpus
     from elias.distributed import World
+    from elias.model.elias import LinearRows
+    from elias.model.encoder import TextEncoder
     from elias.training.run import Run
 
 
@@ -99,6 +107,99 @@ def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+
+
+def model_checkpoint(model: EliasModel, position: int, stage: str, score: float) -> Checkpoint:
+    """Return a checkpoint of a model with the weights and metadata that `rebuild_model` needs.
+
+    ``position`` and ``stage`` are the index and the name of the stage that trained it, ``score`` is
+    the validation metric of the stage, -inf if there is none.
+    """
+    settings = {
+        "alpha": model.alpha,
+        "beta": model.graph.beta,
+        "learned": model.graph.learned,
+        "one_vs_all": isinstance(model, OneVsAll),
+    }
+    metadata = {"position": position, "stage": stage, "model": settings}
+    if math.isfinite(score):
+        metadata["score"] = score
+    return Checkpoint(metadata, add_prefix(WEIGHTS, model.state_dict()))
+
+
+def rebuild_model(
+    checkpoint: Checkpoint,
+    encoder: TextEncoder,
+    n_labels: int,
+    rows: LinearRows | None,
+    *,
+    one_vs_all: bool,
+) -> EliasModel:
+    """Return the model of a checkpoint with the given encoder, whose weights are replaced.
+
+    ``rows`` are the label classifiers of this process. ``one_vs_all`` applies to checkpoints of
+    older versions, which do not say it.
+    """
+    settings = checkpoint.metadata["model"]
+    tensors = strip_prefix(WEIGHTS, checkpoint.tensors)
+    model: EliasModel
+    if settings.get("one_vs_all", one_vs_all):
+        model = OneVsAll(encoder, n_labels, rows)
+    else:
+        graph = LabelGraph(
+            tensors["graph.edge_labels"],
+            n_labels,
+            settings["beta"],
+            edge_logits=tensors["graph.edge_logits"] if settings["learned"] else None,
+            removed_log=tensors.get("graph.removed_log"),
+        )
+        model = EliasModel(encoder, graph, settings["alpha"], rows)
+    if tensors["labels.weight"].dtype == torch.bfloat16:
+        model.compact()
+    model.load_state_dict(tensors)
+    return model
+
+
+def full_checkpoint(
+    current: Checkpoint,
+    device: torch.device,
+    partition: NDArray[np.int64] | None,
+    earlier: Checkpoint | None,
+    progress: Checkpoint | None,
+) -> Checkpoint:
+    """Return a checkpoint from which training can continue.
+
+    Args:
+        current: The `model_checkpoint` of the model in training.
+        device: The device, whose random state is included.
+        partition: The cluster of each label, or None.
+        earlier: The `model_checkpoint` of an earlier stage that may be returned to, or None.
+        progress: The state of the stage, or None after its end.
+    """
+    metadata: dict[str, Any] = {**current.metadata, "earlier": None}
+    tensors = current.tensors | random_state(device)
+    if partition is not None:
+        tensors["partition"] = torch.from_numpy(partition)
+    if progress is not None:
+        metadata |= progress.metadata
+    if earlier is not None:
+        metadata["earlier"] = earlier.metadata
+        tensors |= add_prefix("earlier.", earlier.tensors)
+    return Checkpoint(metadata, tensors if progress is None else tensors | progress.tensors)
+
+
+def restore_state(
+    checkpoint: Checkpoint, device: torch.device
+) -> tuple[Checkpoint | None, NDArray[np.int64] | None]:
+    """Restore the random state of a `full_checkpoint`; return its earlier stage and partition."""
+    metadata, tensors = checkpoint
+    restore_random_state(tensors, device)
+    where = "after {stage}" if "epoch" not in metadata else "{stage} epoch {epoch} step {step}"
+    logger.info("resumed %s", where.format_map(metadata))
+    partition, earlier = tensors.get("partition"), None
+    if metadata.get("earlier") is not None:
+        earlier = Checkpoint(metadata["earlier"], strip_prefix("earlier.", tensors))
+    return earlier, None if partition is None else partition.numpy()
 
 
 class Checkpoints:

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
     from elias.config import ResolvedConfig
     from elias.distributed import World
-    from elias.model.elias import EliasModel, Losses
+    from elias.model.elias import EliasModel
+    from elias.model.losses import Losses
     from elias.training.label_points import LabelPoints
 
 

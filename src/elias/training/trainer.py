@@ -47,7 +47,6 @@ from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure, rounded
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
-from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.model.search import SEARCH_GRAPHS
 from elias.persistence.manifest import MODEL_FOLDER
@@ -57,14 +56,13 @@ from elias.rerank.reranker import RERANK, Reranker
 from elias.rerank.sparse_ranker import RankerFeatures
 from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows
 from elias.training.checkpoint import (
-    WEIGHTS,
     Checkpoint,
-    add_prefix,
-    random_state,
-    restore_random_state,
+    full_checkpoint,
+    model_checkpoint,
+    rebuild_model,
+    restore_state,
     resume,
     save_member,
-    strip_prefix,
 )
 from elias.training.initialization import StageInitializer, initial_encoder
 from elias.training.label_points import LabelPoints, label_targets
@@ -310,17 +308,10 @@ class Trainer:
             else:
                 if not stage.keep_encoder:
                     self.encoder.load_state_dict(initial_encoder)
-                before, clusters = model, partition
-                if stage.score_all:
-                    partition = None
-                elif clusters is None or stage.cluster_with_encoder:
-                    partition = self._cluster(stage.cluster_with_encoder)
-                model = self.initializer.build_model(partition)
-                self.initializer.init_classifiers(model, stage, partition)
-                if before is not None and clusters is partition is not None:
-                    model.clusters = before.clusters
-                if before is not None and (stage.keep_labels or before is init_from):
-                    model.labels = before.labels
+                keep_labels = stage.keep_labels or model is init_from
+                model, partition = self._with_fixed_graph(
+                    model, partition, stage, keep_labels=keep_labels
+                )
             if self.config.index.label_storage == "compact":
                 model.compact()
             model.to(self.device)
@@ -333,6 +324,31 @@ class Trainer:
     def _cluster(self, with_encoder: bool) -> NDArray[np.int64]:
         with self.run.timed("clusters"):
             return self.initializer.cluster_labels(with_encoder)
+
+    def _with_fixed_graph(
+        self,
+        before: EliasModel | None,
+        clusters: NDArray[np.int64] | None,
+        stage: ResolvedStage,
+        *,
+        keep_labels: bool,
+    ) -> tuple[EliasModel, NDArray[np.int64] | None]:
+        """Return a model with a fixed graph and its partition, or a one-vs-all model and None.
+
+        The clusters of the model ``before`` are kept, unless the stage clusters again.
+        """
+        partition = clusters
+        if stage.score_all:
+            partition = None
+        elif clusters is None or stage.cluster_with_encoder:
+            partition = self._cluster(stage.cluster_with_encoder)
+        model = self.initializer.build_model(partition)
+        self.initializer.init_classifiers(model, stage, partition)
+        if before is not None and clusters is partition is not None:
+            model.clusters = before.clusters
+        if before is not None and keep_labels:
+            model.labels = before.labels
+        return model, partition
 
     def _with_learned_graph(
         self, model: EliasModel | None, partition: NDArray[np.int64] | None, position: int
@@ -433,16 +449,9 @@ class Trainer:
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
             """Return a checkpoint within a stage or, without ``progress``, after it."""
-            done = Checkpoint({}, {}) if progress is None else progress()
+            done = None if progress is None else progress()
             current = self._snapshot(model, position)
-            tensors = current.tensors | random_state(self.device)
-            if partition is not None:
-                tensors["partition"] = torch.from_numpy(partition)
-            metadata = {**current.metadata, "earlier": None, **done.metadata}
-            if self.earlier is not None:
-                metadata["earlier"] = self.earlier.metadata
-                tensors |= add_prefix("earlier.", self.earlier.tensors)
-            return Checkpoint(metadata, tensors | done.tensors)
+            return full_checkpoint(current, self.device, partition, self.earlier, done)
 
         def keep(where: str, progress: Callable[[], Checkpoint]) -> None:
             if checkpoints is not None:
@@ -508,54 +517,22 @@ class Trainer:
         return model
 
     def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
-        """Return a checkpoint of a model with the weights and metadata that `_rebuild` needs."""
-        graph, stage = model.graph, self.config.stages[position]
-        settings = {
-            "alpha": model.alpha,
-            "beta": graph.beta,
-            "learned": graph.learned,
-            "one_vs_all": isinstance(model, OneVsAll),
-        }
-        metadata = {"position": position, "stage": stage.name, "model": settings}
-        score = self._score(stage)
-        if math.isfinite(score):
-            metadata["score"] = score
-        return Checkpoint(metadata, add_prefix(WEIGHTS, model.state_dict()))
+        """Return a checkpoint of the model alone, with the score of its stage."""
+        stage = self.config.stages[position]
+        return model_checkpoint(model, position, stage.name, self._score(stage))
 
     def _rebuild(self, checkpoint: Checkpoint) -> EliasModel:
         """Return the model of a checkpoint."""
-        settings = checkpoint.metadata["model"]
-        tensors = strip_prefix(WEIGHTS, checkpoint.tensors)
-        n_labels = self.points.labels.shape[1]
+        n_labels, one_vs_all = self.points.labels.shape[1], self.config.index.kind == "all"
         rows = self.initializer.label_rows(n_labels)
-        model: EliasModel
-        if settings.get("one_vs_all", self.config.index.kind == "all"):
-            model = OneVsAll(self.encoder, n_labels, rows)
-        else:
-            graph = LabelGraph(
-                tensors["graph.edge_labels"],
-                n_labels,
-                settings["beta"],
-                edge_logits=tensors["graph.edge_logits"] if settings["learned"] else None,
-                removed_log=tensors.get("graph.removed_log"),
-            )
-            model = EliasModel(self.encoder, graph, settings["alpha"], rows)
-        if tensors["labels.weight"].dtype == torch.bfloat16:
-            model.compact()
-        model.load_state_dict(tensors)
+        model = rebuild_model(checkpoint, self.encoder, n_labels, rows, one_vs_all=one_vs_all)
         return model.to(self.device)
 
     def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
         """Return the model and the partition of a checkpoint, and restore the random state."""
-        metadata, tensors = checkpoint
         model = self._rebuild(checkpoint)
-        if metadata.get("earlier") is not None:
-            self.earlier = Checkpoint(metadata["earlier"], strip_prefix("earlier.", tensors))
-        restore_random_state(tensors, self.device)
-        where = "after {stage}" if "epoch" not in metadata else "{stage} epoch {epoch} step {step}"
-        logger.info("resumed %s", where.format_map(metadata))
-        partition = tensors.get("partition")
-        return model, None if partition is None else partition.numpy()
+        self.earlier, partition = restore_state(checkpoint, self.device)
+        return model, partition
 
     # --- search and rank ---
 
