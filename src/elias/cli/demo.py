@@ -40,7 +40,7 @@ def demo(
     The corpus is stored next to the run folder. If the run is finished, its results are shown again
     without training.
     """
-    from elias.data.stats import resolve_config
+    from elias.data.corpus import resolve_config
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.report.html import seconds
     from elias.training.run import read_records

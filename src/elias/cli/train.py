@@ -71,7 +71,7 @@ def train(
             return
     config = configuration.build()
 
-    from elias.data.stats import resolve_config
+    from elias.data.corpus import resolve_config
     from elias.kernels.device import pick_device
     from elias.training.train import check_plan, starting_config, train_resolved
 

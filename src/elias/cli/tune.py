@@ -48,7 +48,7 @@ def tune(
     seconds = None if duration is None else parse_duration(duration)
     config = configuration.build()
 
-    from elias.data.stats import resolve_config
+    from elias.data.corpus import resolve_config
     from elias.experiments import tune as tuning
     from elias.kernels.device import pick_device
     from elias.training.train import check_plan

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.config import EliasConfig, ResolvedConfig
+
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 _HASH_ITEMS = 1 << 20  # numbers hashed at a time
+_SAMPLED_TEXTS = 10_000  # whose lengths are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,3 +291,13 @@ def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: 
         filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
         filters = filters[filters[:, 1] < n_known]  # the model never predicts the others
     return replace(split, labels=labels, filters=filters)
+
+
+def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
+    """Return the configuration with all unset settings derived from the training points."""
+    texts, n_bytes = corpus.train.texts, None
+    if texts is not None and len(texts):
+        step = -(-len(texts) // _SAMPLED_TEXTS)
+        sample = [len(texts[i].encode()) for i in range(0, len(texts), step)]
+        n_bytes = int(np.percentile(sample, 95))
+    return config.resolve(len(corpus.train), corpus.n_labels, n_bytes)

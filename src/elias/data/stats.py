@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from elias.config import EliasConfig, ResolvedConfig
     from elias.data.corpus import Corpus, Split
 
     _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-_SAMPLED_TEXTS = 10_000  # whose lengths are measured
 PERCENTILES = (10, 50, 90, 99)
 _TEXT_COUNTS = (
     *("duplicate_texts", "texts_in_train"),
@@ -89,16 +87,6 @@ class CorpusStats:
         return asdict(self)
 
 
-def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
-    """Return the configuration with all unset settings derived from the training points."""
-    texts, n_bytes = corpus.train.texts, None
-    if texts is not None and len(texts):
-        step = -(-len(texts) // _SAMPLED_TEXTS)
-        sample = [len(texts[i].encode()) for i in range(0, len(texts), step)]
-        n_bytes = int(np.percentile(sample, 95))
-    return config.resolve(len(corpus.train), corpus.n_labels, n_bytes)
-
-
 def corpus_stats(corpus: Corpus) -> CorpusStats:
     """Return the statistics of a corpus."""
     hashes = {name: _hashes(split.texts) for name, split in corpus.splits.items()}
@@ -163,12 +151,22 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
         hints.append(f"no header line? the text column is called {column[:40]!r} (header=False)")
     n_once = stats.labels_with_one_training_point
     is_single = train.pairs + train.points_without_labels == train.points
-    if stats.labels == 1:
-        hints.append("there is only one label")
-    elif stats.labels >= _FEW_LABELS and is_single and n_once > stats.labels / 2:
+    if stats.labels >= _FEW_LABELS and is_single and n_once > stats.labels / 2:
         hints.append("one label per text, and most occur once: several in a cell? (separator=)")
     if np.mean([len(name.split()) for name in corpus.label_names[:1000]]) > _LONG_NAME:
         hints.append("labels are long texts: is it the right column? (labels=)")
+    return hints + training_hints(corpus.train, stats.labels)
+
+
+def training_hints(train: Split, n_labels: int) -> list[str]:
+    """Return signs that a model cannot learn from these training points."""
+    hints, texts = [], train.texts
+    if n_labels == 1:
+        hints.append("there is only one label, so it is predicted for every text")
+    if len(train) == 1:
+        hints.append("there is only one training point; a useful model needs thousands")
+    elif texts is not None and all(text == texts[0] for text in texts):
+        hints.append("all training texts are the same; check the text column")
     return hints
 
 

@@ -22,8 +22,8 @@ from elias.config import (
     model_settings,
     read_tree,
 )
+from elias.data.corpus import resolve_config
 from elias.data.splits import validation_split
-from elias.data.stats import resolve_config
 from elias.errors import ConfigError, RunError, did_you_mean
 from elias.experiments.runner import (
     MEGABYTES,

@@ -21,7 +21,8 @@ from markupsafe import Markup
 
 import elias
 from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
-from elias.data.stats import corpus_stats, resolve_config
+from elias.data.corpus import resolve_config
+from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
 from elias.report.html import seconds

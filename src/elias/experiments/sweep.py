@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.config import model_settings
-from elias.data.stats import resolve_config
+from elias.data.corpus import resolve_config
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import MAIN_MODEL, METRICS, Models, run_name
 from elias.experiments.runner import MS_PER_POINT, TRAIN_SECONDS, Plan, Row, Table, Task

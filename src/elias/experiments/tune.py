@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.config import EliasConfig, StageConfig, fill_sizes, first_difference, read_tree
+from elias.data.corpus import resolve_config
 from elias.data.splits import validation_split
-from elias.data.stats import resolve_config
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_mean, quoted
 from elias.kernels.device import pick_device

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.config import EliasConfig, model_settings
-from elias.data.corpus import Corpus
+from elias.data.corpus import Corpus, resolve_config
 from elias.data.load import load_corpus
-from elias.data.stats import resolve_config
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError
 from elias.inference.predictor import Elias

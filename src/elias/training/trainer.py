@@ -23,7 +23,7 @@ from elias.data.splits import (
     text_sketch,
     validation_split,
 )
-from elias.data.stats import corpus_stats
+from elias.data.stats import corpus_stats, training_hints
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
@@ -803,13 +803,8 @@ class Trainer:
             source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
             reading=dict(self.corpus.reading),
         )
-        texts = train.texts
-        if self.corpus.n_labels == 1:
-            logger.warning("there is only one label, so it is predicted for every text")
-        if len(train) == 1:
-            logger.warning("there is only one training point; a useful model needs thousands")
-        elif texts is not None and all(text == texts[0] for text in texts):
-            logger.warning("all training texts are the same; check the text column")
+        for hint in training_hints(train, self.corpus.n_labels):
+            logger.warning("%s", hint)
         if n_empty:
             logger.warning(
                 "%d of %d labels have no training point: they are predicted by their names",

@@ -161,5 +161,12 @@ def test_hints_name_what_may_be_wrong(tmp_path):
     assert any("no header" in hint for hint in hints_of(tmp_path / "c.csv", no_header, **columns))
 
 
+def test_data_that_nothing_can_be_learned_from_gets_a_hint(tmp_path):
+    hints = hints_of(tmp_path / "a.csv", "text,labels\ncod,fish\ncod,fish\n")
+
+    assert any("only one label" in hint for hint in hints)
+    assert any("texts are the same" in hint for hint in hints)
+
+
 def test_a_plain_corpus_gets_no_hint(tmp_path):
     assert hints_of(tmp_path / "a.csv", "text,labels\ncod,fish|law\nwine,law\n") == []
