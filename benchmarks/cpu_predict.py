@@ -16,10 +16,10 @@ import torch
 from cpu_setup import write_json
 
 from elias import Elias, EliasConfig
+from elias.model.batched import embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph
-from elias.model.search import embed_all
 
 WORDS = 20_000
 EDGES_PER_LABEL = 10

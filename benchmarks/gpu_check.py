@@ -30,8 +30,8 @@ from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
+from elias.model.batched import SEARCH_GRAPHS, rank_all
 from elias.model.elias import SearchSizes
-from elias.model.search import SEARCH_GRAPHS, rank_all
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.training.cuda_graph_step import CudaGraphStep

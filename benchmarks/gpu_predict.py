@@ -34,8 +34,8 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
+from elias.model.batched import SEARCH_GRAPHS, can_capture, rank_all
 from elias.model.elias import SearchSizes
-from elias.model.search import SEARCH_GRAPHS, can_capture, rank_all
 from elias.text.tokens import Tokens
 from elias.training.stage import tensor_cores
 

@@ -10,7 +10,7 @@ import torch
 
 from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.distributed.sharded_linear import ShardedRows
-from elias.model.search import BATCH_SIZE, evaluating
+from elias.model.batched import BATCH_SIZE, evaluating
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import collate, to_device

@@ -25,9 +25,9 @@ from elias.errors import ConfigError, DataError
 from elias.inference.predict import SearchOptions, add_embedding, predict, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
+from elias.model.batched import embed_all
 from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
-from elias.model.search import embed_all
 from elias.predictions import Candidates
 from elias.text.vectorizer import word_spans
 

@@ -22,9 +22,9 @@ from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
+from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
-from elias.model.search import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
 from elias.rerank.reranker import CALIBRATE, NAMES
 from elias.text.tokens import Tokens, cached, unit_tokens

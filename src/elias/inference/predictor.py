@@ -38,8 +38,8 @@ from elias.inference.predict import (
 from elias.kernels.device import pick_device
 from elias.labels import LabelTable
 from elias.metrics import evaluate, f1_metrics
+from elias.model.batched import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
-from elias.model.search import BATCH_SIZE
 from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model

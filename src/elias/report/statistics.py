@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
-from elias.model.search import embed_all
+from elias.model.batched import embed_all
 from elias.progress import track
 from elias.rerank.reranker import relevant_candidates
 

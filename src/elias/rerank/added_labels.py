@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from elias.model.batched import embed_all
 from elias.model.encoder import BagEncoder
-from elias.model.search import embed_all
 from elias.rerank.sparse_ranker import unit_embedding
 from elias.text.vectorizer import Featurizer
 

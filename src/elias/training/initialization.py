@@ -23,11 +23,11 @@ from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
+from elias.model.batched import cluster_all, embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
-from elias.model.search import cluster_all, embed_all
 from elias.progress import progress
 
 if TYPE_CHECKING:

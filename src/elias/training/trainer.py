@@ -45,10 +45,10 @@ from elias.inference.predict import (
 )
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure, rounded
+from elias.model.batched import SEARCH_GRAPHS
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
-from elias.model.search import SEARCH_GRAPHS
 from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
 from elias.rerank.probabilities import PROBABILITIES, add_probabilities

@@ -12,10 +12,10 @@ from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, ModelError, RunError
 from elias.inference import predict
+from elias.model.batched import SEARCH_GRAPHS, rank_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.model.search import SEARCH_GRAPHS, rank_all
 from elias.predictions import Candidates, Ranking
 from elias.text.vectorizer import Featurizer
 

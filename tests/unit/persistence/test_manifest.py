@@ -9,10 +9,10 @@ from scipy.sparse import random as random_csr
 
 from elias.config import EliasConfig
 from elias.errors import ModelError
+from elias.model.batched import rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.model.search import rank_all
 from elias.persistence.manifest import Manifest, fingerprint
 from elias.rerank.probabilities import Probabilities
 from elias.text.tokens import Tokens

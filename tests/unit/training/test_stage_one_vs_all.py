@@ -10,10 +10,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from elias.config import EliasConfig, EncoderConfig, EvalConfig, ResolvedStage
 from elias.data.corpus import Corpus, Split
+from elias.model.batched import rank_all
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
-from elias.model.search import rank_all
 from elias.text.batches import collate, positives_of
 from elias.text.vectorizer import Featurizer
 from elias.training.optimizer import Optimizer, WeightAverage

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
+from elias.model.batched import cluster_all, embed_all, evaluating, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
-from elias.model.search import cluster_all, embed_all, evaluating, rank_all
 from elias.text.batches import collate
 from elias.text.vectorizer import Featurizer
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
+from elias.model.batched import SEARCH_GRAPHS, SearchGraphs, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph
-from elias.model.search import SEARCH_GRAPHS, SearchGraphs, rank_all
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import PaddedBatch, TokenBatch
 from tiny_bert import WORDS, save_tiny_bert
