@@ -12,7 +12,7 @@ from elias.persistence.model_files import load_model, load_reranker, save_model,
 
 def save(folder, model, config, label_names, *, overwrite=False, **parts):
     """Save a model and return its folder; ``parts`` are more attributes of `Elias`."""
-    empty = {"reranker": None, "first_encoder": None, "others": (), "probabilities": None}
+    empty = dict.fromkeys(("reranker", "first_encoder", "probabilities", "added")) | {"others": ()}
     whole = SimpleNamespace(
         **{"metadata": {}, **empty, **parts},
         model=model,

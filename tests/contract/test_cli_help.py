@@ -41,6 +41,7 @@ def test_the_commands_are_those_of_the_documentation():
     assert set(ALL) == {
         *("", "demo", "train", "evaluate", "predict", "explain", "report", "serve", "calibrate"),
         *("info", "presets", "push", "export", "tune"),
+        *("labels", "labels list", "labels add", "labels rename", "labels merge", "labels remove"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
         *("experiment", "experiment ablation", "experiment compare", "experiment sweep"),
         "experiment prune",

@@ -129,7 +129,7 @@ class CorpusOptions:
     encoding: Encoding = None
     label_table: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Label table (id, name, synonyms, …) or SKOS vocabulary."),
+        Option(metavar="FILE", help="Label table, or SKOS vocabulary."),
     ] = None
     language: Annotated[
         str | None, Option(metavar="CODE", help="Language of the label names: en.")

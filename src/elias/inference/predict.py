@@ -231,7 +231,7 @@ def rank_candidates(
 
     ``psi`` are the ranker's features of the inputs. They are computed if ``psi`` is None.
     """
-    n_labels, count = model.model.n_labels, model.config.rerank.candidates
+    n_labels, count = model.model.graph.n_labels, model.config.rerank.candidates
     names = model.label_names if len(model.label_names) == n_labels else None  # else `join_added`
     stage = model.components[0]
     predictions, reranked = {}, list(dict.fromkeys(components))

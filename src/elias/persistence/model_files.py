@@ -138,7 +138,7 @@ def _write(elias: Elias, folder: Path) -> None:
     metadata = files.as_json(elias.metadata)
     entries = {
         "n_labels": model.n_labels,
-        "n_added": elias.n_labels - model.n_labels,
+        "n_added": len(elias.label_names) - model.n_labels,
         "n_clusters": model.graph.n_clusters,
         "n_edges": model.graph.edge_labels.shape[1],
         "graph_learned": model.graph.learned,
