@@ -296,8 +296,7 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
 
     loading = asyncio.create_task(load())
     if settings.metrics_folder is not None and any(settings.metrics_folder.glob(_READY_GLOB)):
-        # Other workers are serving, so accept no requests before the model is loaded.
-        await asyncio.wait([loading])
+        await loading  # other workers are serving, so accept no requests before this one can
     await server.serve(sockets=[sock])
     if loading.done():
         loading.result()  # raises the error, if the model could not be loaded

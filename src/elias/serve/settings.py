@@ -38,7 +38,7 @@ class Limits:
     max_body: int = 4 * 2**20
     """Maximum bytes per request body; larger bodies get status 413."""
     max_batch: int = 32
-    """Maximum texts per batch, unless one request has more."""
+    """Maximum texts per batch."""
     max_queue: int = 512
     """Maximum number of waiting texts; if the queue is full, requests get status 429."""
     max_connections: int = 1000
