@@ -51,6 +51,7 @@ def run_part(name, limit, folder):
     except subprocess.TimeoutExpired:
         os.killpg(part.pid, signal.SIGKILL)
         part.wait()
+        subprocess.run(["umount", "-l", folder / "disk"], capture_output=True, check=False)
         code = f"not within {limit:.0f} seconds"
     file = folder / "results.json"
     rows = json.loads(file.read_text(encoding="utf8")) if file.exists() else []
