@@ -215,7 +215,7 @@ class LossConfig:
     reduction: Literal["mean", "sum"] = "sum"
     """``mean``: average over all places of all shortlists, as in the paper's program; ``sum``: sum
     over the shortlist of a point, averaged over the points. λ depends on this choice."""
-    label_text_weight: float = 0.0
+    label_text_weight: float = 1.0
     """Weight of label texts as training points. Each is drawn this number of times in an epoch,
     times the share of the training texts containing all words of its name that have the label. 0:
     none, as in the paper."""
