@@ -270,7 +270,7 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
     """
     complete = copy.deepcopy(dict(tree))
     stages, index, rerank = (complete.get(name) for name in ("stages", "index", "rerank"))
-    encoder, evaluation = (complete.get(name) for name in ("encoder", "eval"))
+    encoder, evaluation, loss = (complete.get(name) for name in ("encoder", "eval", "loss"))
     if isinstance(encoder, dict) and (kind := encoder.pop("kind", None)):
         encoder["model"] = kind if kind == "bag" else encoder.get("model", "minilm")
     if isinstance(evaluation, dict) and "propensity_a" in evaluation:
@@ -285,6 +285,8 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
             complete["rerank"] = _OLD_RERANK | rerank
         if isinstance(evaluation, dict):
             complete["eval"] = {"drop_unhelpful": False} | evaluation
+        if isinstance(loss, dict):
+            complete["loss"] = {"label_text_weight": 0.0} | loss
     for name, constant in _REMOVED.items():
         section, key = name.split(".")
         parts = complete.get(section)

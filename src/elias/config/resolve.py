@@ -268,8 +268,6 @@ def _fill_encoder(encoder: EncoderConfig, min_count: int, n_bytes: int | None) -
 def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[ResolvedStage, ...]:
     kind = config.encoder.kind
     affordable = n_points * n_labels <= MAX_SCORES and config.loss.reduction == "sum"
-    width = pretrained_width(config.encoder.model) if kind == "transformer" else None
-    rate_scale = TUNED_WIDTH / max(width or 0, TUNED_WIDTH)
     resolved: list[ResolvedStage] = []
     for stage in config.stages:
         is_last = stage is config.stages[-1]
@@ -293,7 +291,9 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
             task = "all" if every_label else "fixed"
         derived: dict[str, Any] = _COMMON | _STAGES[kind, task]
         derived["batch_size"] = batch_size(kind, n_points, derived.pop("steps"))
-        derived["encoder_lr"] *= rate_scale
+        if stage.encoder_lr is None and kind == "transformer":
+            width = pretrained_width(config.encoder.model) or TUNED_WIDTH
+            derived["encoder_lr"] *= TUNED_WIDTH / max(width, TUNED_WIDTH)
         given = {field.name: getattr(stage, field.name) for field in fields(stage)}
         derived |= {name: value for name, value in given.items() if value is not None}
         resolved.append(ResolvedStage(**derived | {"score_all": every_label}))
