@@ -84,7 +84,7 @@ def evaluate(
     if not world.is_rank0:
         return
 
-    from elias.metrics import f1_metrics, hierarchy_metrics, recall_by_decile
+    from elias.metrics import f1_metrics, hierarchy_metrics
     from elias.metrics import per_label as rows_per_label
 
     predictions = predictions.among(corpus.label_names)
@@ -125,9 +125,9 @@ def evaluate(
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     console.print_out(console.metrics_table(metrics))
     if decided:
-        described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
-        if predictions.probabilities is None:
-            described = f"score from {lowest:g}"
+        described = f"score from {lowest:g}"
+        if predictions.probabilities is not None:
+            described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
         title = f"labels assigned by --threshold {rule} ({described}):"
         console.print_out("", title, console.f1_table(decided))
     else:
@@ -137,13 +137,22 @@ def evaluate(
         )
     _print_details(near, thresholds, weakest)
     if frequencies is not None:
-        k = RECALL_KS[-1]
-        shares = recall_by_decile(predictions, points.labels, frequencies, k=k)
-        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
-        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
+        _print_deciles(predictions, points.labels, frequencies)
     if errors:
         listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
         console.print_out("", f"calibration error: {listed}")
+
+
+def _print_deciles(
+    predictions: elias.Predictions, truth: csr_matrix, frequencies: NDArray[np.int64]
+) -> None:
+    """Print how much each tenth of the labels, by frequency, contributes to recall."""
+    from elias.metrics import recall_by_decile
+
+    k = RECALL_KS[-1]
+    shares = recall_by_decile(predictions, truth, frequencies, k=k)
+    title = f"contribution of each label decile to R@{k}, most frequent labels first:"
+    console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
 
 
 def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
