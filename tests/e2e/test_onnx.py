@@ -213,6 +213,13 @@ def test_the_runtime_needs_neither_torch_nor_scipy_nor_numba(runtime, exported, 
     ]
 
 
+def test_an_exported_file_contains_no_path_of_the_machine(exported):
+    content = exported.read_bytes()
+
+    assert str(SOURCE).encode() not in content
+    assert b"site-packages" not in content
+
+
 def test_no_texts_give_no_rows(exported):
     assert len(OnnxModel(exported).predict([], top_k=3)) == 0
 

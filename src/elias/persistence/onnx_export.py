@@ -115,6 +115,8 @@ def export_onnx(
         if int8:
             _quantise(staged)
         proto = onnx.load(str(staged))
+        for node in proto.graph.node:
+            del node.metadata_props[:]  # stack traces of the export, with paths of this machine
         prop = proto.metadata_props.add()
         prop.key, prop.value = METADATA, json.dumps(metadata)
         onnx.save(proto, str(staged))
