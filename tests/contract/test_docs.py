@@ -21,7 +21,8 @@ from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
 from elias.data.readers.columns import LABEL_COLUMNS, TEXT_COLUMNS
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 OURS = [*DOCUMENTS, *SCRIPTS, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.svg"))]
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from e2e.commands import elias
-from elias import Elias
+from elias import Elias, OnnxModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -80,3 +80,15 @@ def test_a_run_interrupted_in_0_1_resumes_and_ends_with_the_weights_of_an_uninte
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():
         np.testing.assert_allclose(weights[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_an_exported_model_of_0_1_predicts_as_the_model_it_was_exported_from():
+    pytest.importorskip("onnxruntime")
+    texts = (FIXTURES / "run-0.1/corpus/raw/tst_X.txt").read_text(encoding="utf8").splitlines()
+    model = Elias.from_pretrained(FIXTURES / "model-0.1", device="cpu")
+    expected = model.predict(texts, top_k=3, component="stage2")
+
+    predictions = OnnxModel(FIXTURES / "model-0.1.onnx").predict(texts, top_k=3)
+
+    np.testing.assert_array_equal(predictions.ids, expected.ids)
+    np.testing.assert_allclose(predictions.scores, expected.scores, rtol=1e-4)

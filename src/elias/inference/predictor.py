@@ -142,7 +142,7 @@ class Elias:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return `metadata`. This name is deprecated; the next release removes it."""
+        """Return `metadata`. This name is deprecated and will be removed in version 0.3."""
         warnings.warn("Elias.facts is now Elias.metadata", DeprecationWarning, stacklevel=2)
         return self.metadata
 

@@ -180,18 +180,20 @@ def model_card(
             f"a text encoder, an index of {index.n_clusters:,} clusters\n"
             "over the labels that is learned with it, and one classifier per label"
         )
-    about = f"learned word and character n-gram vectors, {encoder.dim} wide"
+    about, encoder_licence = f"learned word and character n-gram vectors, {encoder.dim} wide", ""
     if encoder.kind != "bag":
         about = (
             f"transformer {_code(encoder.model)}, fine-tuned, {encoder.pooling} pooling, "
             f"texts up to {encoder.max_length} tokens"
         )
+        encoder_licence = f" and of {_code(encoder.model)}"
     packages = [f"- {package} {version(package)}" for package in ("torch", "transformers", "numpy")]
     return _TEMPLATE.read_text(encoding="utf8").format(
         n_labels=n_labels,
         parts=parts,
         examples=", ".join(map(_code, label_names[:5])),
         encoder=about,
+        encoder_licence=encoder_licence,
         sections=_sections(metadata),
         versions="\n".join([f"- elias-xmc {elias.__version__}", *packages]),
         name=name,

@@ -38,4 +38,7 @@ def test_the_card_names_the_transformer_it_was_fine_tuned_from():
     transformer = {"encoder.model": str(Path("some") / "bert")}
     config = EliasConfig().override(transformer).resolve(1000, 1)
 
-    assert "transformer `some/bert`, fine-tuned, mean pooling" in model_card(config, ["cod"], {})
+    card = model_card(config, ["cod"], {})
+
+    assert "transformer `some/bert`, fine-tuned, mean pooling" in card
+    assert "licences of the training texts and of `some/bert`." in card
