@@ -12,7 +12,7 @@ corpus = synthetic_corpus(n_points=2_000, n_labels=200)
 config = EliasConfig().override({"encoder.dim": 64, "stages.stage2.epochs": 5})
 model = train(corpus, config, out="runs/quickstart", overwrite=True)
 
-predictions = model.predict(corpus.test.texts, top_k=100)
+predictions = model.predict_split(corpus.split("test"), top_k=100)
 print(evaluate(predictions, corpus))
 print(predictions[0].labels[:3], predictions[0].scores[:3])
 
