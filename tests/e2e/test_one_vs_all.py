@@ -104,7 +104,7 @@ def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_fo
 
 def test_a_preset_with_a_learned_graph_is_refused_in_one_line(corpus_folder):
     result = elias(
-        *("train", corpus_folder, "--preset", "amazon-670k", "--set", "index.kind=all"), "--dry-run"
+        *("train", corpus_folder, "--preset", "fast", "--set", "index.kind=all"), "--dry-run"
     )
 
     assert result.code == 2

@@ -28,7 +28,7 @@ DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any suppor
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
-    str | None, Option(metavar="COLUMN", help="Text column, or several: title,abstract.")
+    str | None, Option(metavar="COLUMN", help="Text column(s): title,abstract.")
 ]
 Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of DATA: cp1252, utf-16, …")]
 TestSize = Annotated[

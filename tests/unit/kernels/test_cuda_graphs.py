@@ -53,7 +53,7 @@ def test_the_result_is_overwritten_by_the_next_call():
 
 
 def test_shapes_beyond_the_limit_run_eagerly(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="elias")
     recordings = []
     recorded = CapturedFunction(
         doubled, lambda work: recordings.append(1) or record(work), max_graphs=2
