@@ -27,9 +27,7 @@ from elias.errors import DataError
 DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
-TextColumn = Annotated[
-    str | None, Option(metavar="COLUMN", help="Text column(s): title,abstract.")
-]
+TextColumn = Annotated[str | None, Option(metavar="COLUMN", help="Text column(s): title,abstract.")]
 Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of DATA: cp1252, utf-16, …")]
 TestSize = Annotated[
     float | None,
