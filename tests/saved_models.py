@@ -10,7 +10,7 @@ from elias.persistence.manifest import Manifest, write_manifest
 from elias.persistence.model_files import load_model, load_reranker, save_model, save_reranker
 
 
-def save(folder, model, config, label_names, *, overwrite=False, **parts):
+def save(folder, model, config, label_names, *, overwrite=False, compact=None, **parts):
     """Save a model and return its folder; ``parts`` are more attributes of `Elias`."""
     empty = dict.fromkeys(("reranker", "first_encoder", "probabilities", "added")) | {"others": ()}
     whole = SimpleNamespace(
@@ -19,7 +19,7 @@ def save(folder, model, config, label_names, *, overwrite=False, **parts):
         config=config,
         label_names=tuple(label_names),
     )
-    save_model(whole, folder, overwrite=overwrite)
+    save_model(whole, folder, overwrite=overwrite, compact=compact)
     return folder
 
 
@@ -53,22 +53,24 @@ def reseal(folder):
     path.write_text(json.dumps(tree), encoding="utf8")
 
 
-def save_ranker(folder, reranker):
+def save_ranker(folder, reranker, *, compact=False):
     """Save a ranker with a manifest of its own, and return the folder."""
-    sizes = {"n_labels": reranker.ranker.n_labels, "n_clusters": 1, "n_edges": 1}
     folder.mkdir()
-    entries = {
-        **sizes,
-        "graph_learned": False,
-        "alpha": 1.0,
-        "beta": 1.0,
-        "first_encoder": False,
-        "members": 0,
-        "probabilities": False,
-        **{name: {} for name in ("encoder", "config", "metadata", "data_settings")},
-    }
-    write_manifest(folder, {**entries, "ranker": save_reranker(reranker, folder)})
+    entry = save_reranker(reranker, folder, compact=compact)
+    write_small_manifest(folder, n_labels=reranker.ranker.n_labels, ranker=entry)
     return folder
+
+
+def write_small_manifest(folder, **entries):
+    """Write a manifest of the files of a folder; ``entries`` are those that matter."""
+    objects = ("encoder", "ranker", "config", "metadata", "data_settings")
+    defaults = {
+        **dict.fromkeys(("n_labels", "n_clusters", "n_edges", "alpha", "beta"), 1),
+        **dict.fromkeys(("graph_learned", "first_encoder", "probabilities"), False),
+        **{name: {} for name in objects},
+        "members": 0,
+    }
+    write_manifest(folder, defaults | entries)
 
 
 def load_ranker(folder):

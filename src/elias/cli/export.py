@@ -1,4 +1,4 @@
-"""``elias export`` and ``elias push``: export a model to ONNX or push it to the hub."""
+"""``elias export`` and ``elias push``: write a model for use elsewhere, or push it to the hub."""
 
 from __future__ import annotations
 
@@ -11,30 +11,47 @@ from typer import Argument, Option
 
 import elias
 from elias.cli import console, options
+from elias.errors import ConfigError
 
 
 def export(
     model: options.ModelPath,
-    out: Annotated[Path, Argument(metavar="OUT.onnx", help="The file to write.")],
+    out: Annotated[
+        Path, Argument(metavar="OUT", help="The ONNX file, or the folder of --compact, to write.")
+    ],
+    compact: Annotated[
+        bool,
+        Option("--compact", help="Write a model folder, about a third of the size."),
+    ] = False,
     top_k: Annotated[
-        int | None, Option("-k", "--top-k", min=1, help="Maximum labels per text (default: 100).")
+        int | None,
+        Option("-k", "--top-k", min=1, help="ONNX: maximum labels per text (default: 100)."),
     ] = None,
     int8: Annotated[
-        bool, Option("--int8", help="Store weights in 8 bits: smaller, slightly less accurate.")
+        bool,
+        Option("--int8", help="ONNX: store weights in 8 bits: smaller, slightly less accurate."),
     ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Export the encoder and the search as one ONNX file with tokenizer and labels.
 
     Ranker, calibration and probabilities are not exported, so the file ranks by the last stage.
+
+    With --compact, write a smaller model folder with all components instead.
     """
+    if compact and (int8 or top_k is not None):
+        raise ConfigError("--int8 and --top-k are for ONNX files; leave them out with --compact")
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     start = time.monotonic()
-    loaded.export_onnx(out, top_k=top_k, int8=int8, overwrite=overwrite)
-    size = out.stat().st_size / 1e6
+    if compact:
+        loaded.save_pretrained(out, compact=True, overwrite=overwrite)
+    else:
+        loaded.export_onnx(out, top_k=top_k, int8=int8, overwrite=overwrite)
+    files = [path for path in (out, *out.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
     console.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
     stage, *left_out = loaded.components
-    if left_out:
+    if left_out and not compact:
         console.note(f"it ranks like --component {stage}; not exported: {', '.join(left_out)}")
 
 

@@ -72,6 +72,7 @@ def _model_rows(model: elias.Elias, n_parameters: int) -> list[tuple[str, Any]]:
         ("training points", splits.get("train", {}).get("points")),
         ("training time", seconds(sum(timings.values())) if timings else None),
         ("edges", edges),
+        ("stored weights", "8 bits (compact)" if metadata.get("compact") else None),
         *probability_rows(metadata.get("probabilities", {})),
     ]
 

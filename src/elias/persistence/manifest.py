@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -59,6 +60,11 @@ ADDED_FILE = "added.safetensors"
 """Vectors of labels without training points. Models without such labels do not have it."""
 MEMBERS_FOLDER = "members"
 """Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
+
+COMPACT = "compact"
+"""Key of the entry that says that a model or ranker is stored compactly, in 8 and 16 bits."""
+ROW_SCALE = ".row_scale"
+"""Suffix of the tensor of scales of a matrix in 8 bits. There is one scale per row."""
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_FOLDER = "model"
@@ -155,8 +161,20 @@ class Manifest:
         return path
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a safetensors file, memory-mapped."""
-        return _read_tensors(self.file(name))
+        """Return the tensors of a safetensors file, memory-mapped.
+
+        Matrices in 8 bits are converted to float32, in memory.
+        """
+        path = self.file(name)
+        tensors = _read_tensors(path)
+        for key in [key for key in tensors if key.endswith(ROW_SCALE)]:
+            name = key.removesuffix(ROW_SCALE)
+            scale, matrix = tensors.pop(key), tensors.get(name, torch.empty(0))
+            dtypes_are_valid = (matrix.dtype, scale.dtype) == (torch.int8, torch.float32)
+            if not dtypes_are_valid or matrix.dim() != 2 or scale.shape != matrix.shape[:1]:
+                raise damaged_file(path, f"{key} is not that of a matrix in 8 bits")
+            tensors[name] = matrix.float().mul_(scale.unsqueeze(1))
+        return tensors
 
     def check_tensors(self, name: str, tensors: Mapping[str, Tensor], expected: Expected) -> None:
         """Raise an error if the tensors of a file differ from ``expected``, or are not finite."""
@@ -274,20 +292,35 @@ def as_json(value: Any) -> Any:
 # --- tensors ---
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], remedy: str, *, compact: bool = False
+) -> None:
     """Write a safetensors file. Raise an error if a tensor contains NaN or infinity.
 
-    ``remedy`` is the last part of the error message, which says how to fix the problem.
+    ``remedy`` is the last part of the error message, which says how to fix the problem. With
+    ``compact``, floating-point matrices are stored in 8 bits with one scale per row.
     """
     for name, tensor in tensors.items():
         if not all_finite(tensor):
             raise ModelError(
                 f"the model is not saved: {name} has a number that is not finite; {remedy}"
             )
+    if compact:
+        tensors = {k: t for name, tensor in tensors.items() for k, t in _in_8_bits(name, tensor)}
     path.touch()
     mode = path.stat().st_mode
     save_file({k: t.contiguous() for k, t in tensors.items()}, path, metadata={"format": "pt"})
     path.chmod(mode)  # safetensors lets only the owner read the file
+
+
+def _in_8_bits(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """Return a floating-point matrix as 8-bit integers and a scale per row. Others stay as is."""
+    if tensor.dim() != 2 or not tensor.numel() or not tensor.is_floating_point():
+        return [(name, tensor)]
+    scale = tensor.float().abs().amax(dim=1) / 127
+    nonzero = torch.where(scale > 0, scale, 1)
+    integers = (tensor / nonzero.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return [(name, integers), (name + ROW_SCALE, scale)]
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -71,6 +71,8 @@ _RANKER_ENTRIES: files.Entries = {
     "char_ngrams": (list, None),
     "sharpness": (float, 1e-9),
 }
+_BLOCK = 2**16
+"""Columns per block in the ranker of a compact model, so that column numbers fit in 16 bits."""
 _MAX_NGRAM = 100
 """Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
@@ -80,18 +82,24 @@ _CALIBRATIONS = (
 """For each calibration: attribute of `Reranker`, manifest entry and number of features."""
 
 
-def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> None:
+def save_model(
+    elias: Elias, folder: str | Path, *, compact: bool | None = None, overwrite: bool = False
+) -> None:
     """Save a model with its ranker, members and probabilities.
 
     Args:
         elias: The model.
         folder: A new or empty folder. It appears only when all files are complete.
+        compact: Store matrices in 8 bits with one scale per row, and the ranker in 16 bits. None
+            keeps a model compact that was loaded from a compact folder.
         overwrite: Replace the model that is saved in ``folder``.
 
     Raises:
         ModelError: If the folder exists or cannot be written, or a weight is not finite.
     """
     folder = Path(folder)
+    if compact is None:
+        compact = bool(elias.metadata.get(files.COMPACT))
     is_model = all((folder / name).is_file() for name in (files.CONFIG_FILE, files.WEIGHTS_FILE))
     if overwrite and folder.is_dir() and any(folder.iterdir()) and not is_model:
         raise ModelError(
@@ -99,14 +107,14 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
         )
     try:
         with staged_folder(folder, overwrite=overwrite) as staging:
-            _write(elias, staging)
+            _write(elias, staging, compact=compact)
     except DataError as error:
         raise ModelError(str(error)) from error
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
 
 
-def _write(elias: Elias, folder: Path) -> None:
+def _write(elias: Elias, folder: Path, *, compact: bool) -> None:
     model, first_encoder = elias.model, elias.first_encoder
     encoder, tensors = _save_encoder(model.encoder, folder)
     tensors |= _stored_tensors(model)
@@ -114,28 +122,33 @@ def _write(elias: Elias, folder: Path) -> None:
     if elias.config.index.label_storage == "compact":  # no loss: it was trained in bfloat16
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
-    files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy)
+    files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy, compact=compact)
     files.write_labels(folder / files.LABELS_FILE, elias.label_names)
     if first_encoder is not None:
         (folder / files.FIRST_ENCODER).mkdir()
         _save_encoder(first_encoder, folder / files.FIRST_ENCODER)
         path = folder / files.FIRST_ENCODER / files.WEIGHTS_FILE
-        files.write_tensors(path, _stored_tensors(first_encoder), remedy)
+        files.write_tensors(path, _stored_tensors(first_encoder), remedy, compact=compact)
     if elias.probabilities is not None:
         text = json.dumps({"format_version": 1, **elias.probabilities.to_dict()}, allow_nan=False)
         (folder / files.PROBABILITIES_FILE).write_text(text + "\n", encoding="utf8")
     for number, member in enumerate(elias.others, start=1):
         path = folder / files.MEMBERS_FOLDER / str(number)
         path.mkdir(parents=True)
-        _write(member, path)
+        _write(member, path, compact=compact)
     if elias.added is not None:
         arrays = {name: getattr(elias.added, name) for name in _ADDED}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         files.write_tensors(folder / files.ADDED_FILE, tensors, "check the texts of added labels")
-    ranker = {} if elias.reranker is None else save_reranker(elias.reranker, folder)
+    ranker = {}
+    if elias.reranker is not None:
+        ranker = save_reranker(elias.reranker, folder, compact=compact)
     card = model_card(elias.config, elias.label_names, elias.metadata)
     (folder / files.CARD_FILE).write_bytes(card.encode("utf8", "replace"))
     metadata = files.as_json(elias.metadata)
+    metadata.pop(files.COMPACT, None)
+    if compact:
+        metadata[files.COMPACT] = True
     entries = {
         "n_labels": model.n_labels,
         "n_added": len(elias.label_names) - model.n_labels,
@@ -373,14 +386,12 @@ def _load_featurizer(
 # --- ranker ---
 
 
-def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
+def save_reranker(reranker: Reranker, folder: Path, *, compact: bool = False) -> dict[str, Any]:
     """Write the files of a ranker to a subfolder of the model. Return its manifest entry."""
     ranker, featurizer = reranker.ranker, reranker.features.featurizer
     (folder / files.RANKER_FOLDER).mkdir()
     arrays: dict[str, NDArray[Any]] = {
-        "weights.values": ranker.weights.data,
-        "weights.columns": ranker.weights.indices.astype(np.int32, copy=False),
-        "weights.starts": ranker.weights.indptr.astype(np.int64, copy=False),
+        **(_compact_arrays(ranker.weights) if compact else _sparse_arrays(ranker.weights)),
         "biases": ranker.biases,
         "frequencies": reranker.frequencies,
     }
@@ -408,6 +419,7 @@ def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
         "transform": reranker.transform,
         "mixture": reranker.mixture,
         "sharpness": float(reranker.sharpness),
+        files.COMPACT: compact,
     }
 
 
@@ -432,7 +444,11 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     tensors = manifest.tensors(files.RANKER_WEIGHTS_FILE)
     manifest.check_tensors(files.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
+    shape = (n_labels, n_features + n_dense)
+    if entry.get(files.COMPACT):
+        weights = _from_compact_arrays(path, arrays, shape)
+    else:
+        weights = _csr(path, "weights", arrays, shape)
     if not weights.has_canonical_format:
         raise damaged_file(path, "weights.columns are not ascending within a label")
     if (arrays["frequencies"] < 0).any():
@@ -475,6 +491,11 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
         "biases": ("float32", (n_labels,)),
         "frequencies": ("int64", (n_labels,)),
     }
+    if entry.get(files.COMPACT):
+        n_rows = n_labels * _n_blocks(entry["n_features"] + entry["n_dense"])
+        expected["weights.values"] = ("float16", (None,))
+        expected["weights.columns"] = ("uint16", (None,))
+        expected["weights.starts"] = ("int64", (n_rows + 1,))
     if entry["reads_text"]:
         expected["idf"] = ("float32", (entry["n_features"],))
     for attribute, flag, _ in _CALIBRATIONS:
@@ -499,3 +520,45 @@ def _csr(
     except ValueError as error:
         raise damaged_file(path, f"{name} is not a sparse matrix ({quoted(error)})") from error
     return matrix
+
+
+def _sparse_arrays(weights: csr_matrix) -> dict[str, NDArray[Any]]:
+    """Return the arrays in which the weights of a ranker are stored."""
+    return {
+        "weights.values": weights.data,
+        "weights.columns": weights.indices.astype(np.int32, copy=False),
+        "weights.starts": weights.indptr.astype(np.int64, copy=False),
+    }
+
+
+def _compact_arrays(weights: csr_matrix) -> dict[str, NDArray[Any]]:
+    """Return the weights of a ranker as float16, and their columns in 16 bits.
+
+    The row of a label is cut into blocks of `_BLOCK` columns, which are stored as rows.
+    """
+    n_labels, n_columns = weights.shape
+    n_blocks = _n_blocks(n_columns)
+    parts = (weights.data, weights.indices, weights.indptr)
+    padded = csr_matrix(parts, shape=(n_labels, n_blocks * _BLOCK))
+    arrays = _sparse_arrays(csr_matrix(padded.reshape((n_labels * n_blocks, _BLOCK))))
+    for name, dtype in (("weights.values", np.float16), ("weights.columns", np.uint16)):
+        arrays[name] = arrays[name].astype(dtype)
+    return arrays
+
+
+def _from_compact_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
+) -> csr_matrix:
+    """Return the float32 weights of a ranker that `_compact_arrays` stored."""
+    n_labels, n_columns = shape
+    n_blocks = _n_blocks(n_columns)
+    values = {"weights.values": arrays["weights.values"].astype(np.float32)}
+    blocks = _csr(path, "weights", {**arrays, **values}, (n_labels * n_blocks, _BLOCK))
+    padded = csr_matrix(blocks.reshape((n_labels, n_blocks * _BLOCK)))
+    if (padded.indices >= n_columns).any():
+        raise damaged_file(path, f"weights.columns has a column outside 0..{n_columns - 1}")
+    return csr_matrix((padded.data, padded.indices, padded.indptr), shape=shape)
+
+
+def _n_blocks(n_columns: int) -> int:
+    return max(-(-n_columns // _BLOCK), 1)

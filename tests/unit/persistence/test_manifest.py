@@ -1,9 +1,14 @@
 import json
 import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.torch import load_file
 from scipy.sparse import random as random_csr
 
@@ -13,10 +18,17 @@ from elias.model.batched import rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.persistence.manifest import Manifest, fingerprint
+from elias.persistence.manifest import Manifest, fingerprint, write_tensors
 from elias.rerank.probabilities import Probabilities
 from elias.text.tokens import Tokens
-from saved_models import as_old_format, change_config, change_tensors, load, reseal
+from saved_models import (
+    as_old_format,
+    change_config,
+    change_tensors,
+    load,
+    reseal,
+    write_small_manifest,
+)
 from saved_models import save as save_parts
 from tiny_bert import save_tiny_bert
 
@@ -594,3 +606,69 @@ def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, c
 
     reason = "missing" if content is None else "cannot be"
     assert f"encoder/{name}: {reason}" in resealed_refusal(folder)
+
+
+@given(
+    arrays(
+        np.float32,
+        array_shapes(min_dims=2, max_dims=2, max_side=6),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32),
+    )
+)
+def test_eight_bits_differ_by_at_most_half_a_step_of_the_row(matrix):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        tensors = {"m": torch.from_numpy(matrix), "v": torch.from_numpy(matrix[0])}
+        write_tensors(path, tensors, "", compact=True)
+        stored = load_file(path)
+        write_small_manifest(path.parent)
+
+        again = Manifest(Path(folder)).tensors(path.name)
+
+    step = np.abs(matrix).max(axis=1, keepdims=True) / 127
+    assert stored["m"].dtype == torch.int8
+    assert (np.abs(again["m"].numpy() - matrix) <= 0.5001 * step + 1e-42).all()
+    np.testing.assert_array_equal(again["v"], matrix[0])  # not a matrix
+
+
+@pytest.mark.parametrize("kind", ["bag", "transformer"])
+def test_a_compact_model_is_smaller_predicts_nearly_the_same_and_stays_compact(kind, tmp_path):
+    changes = {"model": save_tiny_bert(tmp_path / "bert")} if kind == "transformer" else {}
+    config = make_config(min_count=1, **changes)
+    model = make_model(config)
+    full = save(tmp_path / "full", model, config)
+
+    small = save(tmp_path / "small", model, config, compact=True)
+    loaded = load(small)
+    again = save(tmp_path / "again", loaded.model, config, metadata=loaded.metadata)
+    large = save(tmp_path / "large", loaded.model, config, metadata=loaded.metadata, compact=False)
+
+    tokens = model.encoder.tokenize(TEXTS)
+    scores = [rank_all(one, tokens, SIZES, 12).scores for one in (model, loaded.model)]
+    np.testing.assert_allclose(scores[1], scores[0], atol=0.02)
+    weights = [load_file(one / "model.safetensors") for one in (full, small, again, large)]
+    assert weights[1]["labels.weight"].dtype == weights[2]["labels.weight"].dtype == torch.int8
+    for name, tensor in weights[1].items():
+        torch.testing.assert_close(weights[2][name], tensor, rtol=1e-6, atol=0)
+    assert weights[3].keys() == weights[0].keys()
+    assert loaded.metadata["compact"]
+    assert "compact" not in load(large).metadata
+    sizes = [(one / "model.safetensors").stat().st_size for one in (full, small)]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels__weight": None},
+        {"labels__weight": torch.zeros(N_LABELS, 8)},
+        {"labels__weight__row_scale": torch.zeros(3)},
+    ],
+)
+def test_scales_without_their_matrix_are_refused(changes, tmp_path):
+    config = make_config()
+    folder = save(tmp_path / "model", make_model(config), config, compact=True)
+    change_tensors(folder / "model.safetensors", **changes)
+    reseal(folder)
+
+    assert "labels.weight.row_scale is not that of a matrix in 8 bits" in refusal(folder)

@@ -4,9 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import random as random_csr
 
 from elias.errors import ModelError
+from elias.persistence.model_files import _compact_arrays, _from_compact_arrays
 from rerank_problem import fit_reranker, scores_of
 from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 
@@ -170,3 +172,43 @@ def test_a_ranker_that_could_not_be_loaded_is_not_saved(reranker, tmp_path):
 
     with pytest.raises(ModelError, match="biases has a number that is not finite; check"):
         save_ranker(tmp_path / "model", broken)
+
+
+def test_a_compact_ranker_scores_nearly_the_same(problem, reranker, tmp_path):
+    again = load_ranker(save_ranker(tmp_path / "model", reranker, compact=True))
+
+    weights = reranker.ranker.weights
+    rounded = weights.data.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(again.ranker.weights.data, rounded)
+    np.testing.assert_array_equal(again.ranker.weights.indices, weights.indices)
+    np.testing.assert_array_equal(again.ranker.weights.indptr, weights.indptr)
+    actual, expected = (scores_of(one, problem.validation, "rerank") for one in (again, reranker))
+    np.testing.assert_allclose(actual, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("n_columns", [0, 1, 65_536, 65_537, 200_000])
+def test_columns_in_16_bits_are_the_same_columns(n_columns, tmp_path):
+    some = random_csr(5, n_columns, density=0.001, format="csr", dtype=np.float32, rng=0)
+    ends = np.zeros((2, n_columns), dtype=np.float32)
+    ends[0, [0, -1][: 2 * n_columns]] = 0.5  # the second row is empty
+    weights = csr_matrix(vstack([some, ends]))
+
+    arrays = _compact_arrays(weights)
+    again = _from_compact_arrays(tmp_path, arrays, weights.shape)
+
+    assert arrays["weights.columns"].dtype == np.uint16
+    assert again.has_canonical_format
+    assert again.indices.dtype == np.int32
+    np.testing.assert_allclose(again.toarray(), weights.toarray(), atol=1e-3)
+    np.testing.assert_array_equal(again.indices, weights.indices)
+
+
+def test_a_compact_ranker_with_wrong_columns_is_refused(reranker, tmp_path):
+    saved = save_ranker(tmp_path / "model", reranker, compact=True)
+    arrays = load_file(saved / WEIGHTS)
+    arrays["weights.columns"][-1] = 65_535
+    save_file(arrays, saved / WEIGHTS)
+    reseal(saved)
+
+    with pytest.raises(ModelError, match=r"weights\.columns has a column outside 0\.\."):
+        load_ranker(saved)
