@@ -1,28 +1,19 @@
-"""The examples run as they stand."""
+"""The programs in examples/ run as they are."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import runpy
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from contract.documents import ROOT
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_twice_from_any_folder(path, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-W", "error", str(path)]
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
 
-    done = [
-        subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        for _ in range(2)
-    ]
+    runpy.run_path(str(example), run_name="__main__")
 
-    assert [run.returncode for run in done] == [0, 0], done[0].stderr + done[1].stderr
-    assert done[0].stdout.split()[:2] == ["P", "@1"]
-    assert done[0].stdout == done[1].stdout
+    assert capsys.readouterr().out
