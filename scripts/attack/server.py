@@ -350,8 +350,9 @@ def attack_slow_clients(server: Server, results: Results, timeout: float) -> Non
             stack.enter_context(server.connect((head % len(large) + large) * 20))  # nobody reads
         for i in range(100):
             server.connect((head % len(VALID) + VALID)[: i * 2]).close()
-        if not server.works():
-            failures.append("a valid request was not answered")
+        # until the texts that nobody waits for are computed, the queue may be full (status 429)
+        if not any(server.works() or time.sleep(0.5) for _ in range(40)):
+            failures.append("a valid request was not answered within 20 s")
         for connection in slow:
             connection.settimeout(timeout + 10)
             if not read_all(connection).startswith(b"HTTP/1.1 408"):
