@@ -94,7 +94,7 @@ _SETTINGS: Entries = {
 
 
 def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the manifest, with the size and checksum of every other file of the folder.
+    """Write the manifest, with the size and checksum of every other file, and its own checksum.
 
     Args:
         folder: The folder of the model. All its other files must already be complete.
@@ -112,8 +112,16 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
             tensors = _read_tensors(path)
             files[name]["dtypes"] = {key: dtype_name(tensor) for key, tensor in tensors.items()}
     about = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
-    text = json.dumps({**about, **tree, "files": files}, indent=2, allow_nan=False) + "\n"
+    entries = {**about, **tree, "files": files}
+    entries["sha256"] = own_digest(entries)
+    text = json.dumps(entries, indent=2, allow_nan=False) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf8")
+
+
+def own_digest(entries: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest, without its entry ``sha256``."""
+    others = {key: value for key, value in entries.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 class Manifest:
@@ -139,6 +147,8 @@ class Manifest:
         settings = self["data_settings"]
         present = {key: entry for key, entry in _SETTINGS.items() if key in settings}
         check_values(self.path, settings, present, "data_settings.")
+        if "sha256" in tree and tree["sha256"] != own_digest(tree):
+            raise damaged_file(self.path, "damaged: its SHA-256 checksum is wrong")
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]

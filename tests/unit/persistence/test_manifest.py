@@ -307,6 +307,15 @@ def test_a_config_that_is_not_json_is_refused(text, saved):
     assert "config.json: not valid JSON" in refusal(saved)
 
 
+def test_a_changed_config_is_refused_even_if_it_makes_sense(saved):
+    path = saved / "config.json"
+    path.write_text(
+        path.read_text(encoding="utf8").replace('"elias_version": "0', '"elias_version": "1')
+    )
+
+    assert "config.json: damaged: its SHA-256 checksum is wrong" in refusal(saved)
+
+
 @pytest.mark.parametrize("tree", [[], {}, {"model_type": "bert"}, {"format_version": "1"}])
 def test_a_foreign_config_is_refused(tree, saved):
     (saved / "config.json").write_text(json.dumps(tree), encoding="utf8")
