@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 INSTALL_TORCH := $(if $(TORCH_INDEX),$(PIP_INSTALL) -i $(TORCH_INDEX) torch,@:)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check lint format fuzz attack docs bench build clean
+.PHONY: help demo test test-fast check lint format fuzz attack docs bench build release clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ bench: $(VENV)/.installed  ## Time the hot code on the CPU against simple implem
 build: $(VENV)/.installed-dev  ## Build the wheels and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist runtime
+
+# make release DRAFT=1 tries it before the changelog names the release.
+release: $(VENV)/.installed-dev  ## Build what is published into dist/, install it into empty environments and try it
+	TORCH_INDEX=$(TORCH_INDEX) scripts/release.sh $(BIN)/python $(if $(DRAFT),--draft)
 
 clean:  ## Remove the environment, caches and builds; runs/ and data/ stay
 	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
