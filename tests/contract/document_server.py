@@ -5,6 +5,7 @@ python document_server.py SOCKET
 
 import ast
 import gc
+import logging
 import os
 import socket
 import sys
@@ -58,6 +59,8 @@ def done(request):
         except BaseException:
             traceback.print_exc()
             return 1
+        finally:
+            logging.getLogger().handlers.clear()  # of an example that sets up logging
     return 0
 
 
