@@ -210,7 +210,8 @@ def test_a_token_without_the_right_to_write_is_refused(model):
 
 
 @pytest.mark.usefixtures("online")
-def test_a_repository_that_is_not_there_may_be_a_mistyped_folder():
+def test_a_repository_that_is_not_there_may_be_a_mistyped_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # which has no folder runs, as a checkout may have
     with pytest.raises(
         ModelError, match="runs/mine: there is no such folder here, and the hub has no"
     ):
