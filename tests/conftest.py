@@ -102,12 +102,13 @@ def closed_sockets():
 
 @pytest.fixture(autouse=True)
 def own_logging():
-    """Leave the loggers as they were: a command sets them up, and tests come in any order."""
+    """Start every test with the loggers of a new process.
+
+    A command sets them up, in a test or in the fixture of a module, and tests come in any order.
+    """
     ours = logging.getLogger("elias")
-    level, handlers = ours.level, list(ours.handlers)
-    yield
-    ours.setLevel(level)
-    ours.handlers[:] = handlers
+    ours.setLevel(logging.NOTSET)
+    ours.handlers.clear()
 
 
 @pytest.fixture(autouse=True)
