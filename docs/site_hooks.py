@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import griffe
+from mkdocs.structure.files import File
 
+_ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)[^)]*\)")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add a page for each notebook of `examples/`."""
+    to_markdown = runpy.run_path(str(_ROOT / "scripts" / "notebooks.py"))["to_markdown"]
+    for path in sorted((_ROOT / "examples").glob("*.ipynb")):
+        page = f"notebooks/{path.stem}.md"
+        files.append(File.generated(config, page, content=to_markdown(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

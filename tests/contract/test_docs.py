@@ -156,11 +156,13 @@ def anchors_of(document):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
-def test_the_tables_of_all_keys_are_those_of_the_code():
-    written = runpy.run_path(str(ROOT / "docs" / "write_configuration.py"))
+@pytest.mark.parametrize("name", ["configuration", "command-line"])
+def test_the_tables_of_keys_and_commands_are_those_of_the_code(name):
+    script = f"docs/write_{name.replace('-', '_')}.py"
+    written = runpy.run_path(str(ROOT / script))
 
-    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf8")
-    assert page == written["page"](), "run python docs/write_configuration.py"
+    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf8")
+    assert page == written["page"](), f"run python {script}"
 
 
 def keys_of(part):

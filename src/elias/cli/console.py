@@ -33,6 +33,7 @@ NOTE = 25
 USER_ERROR = 2
 SIGNALLED = 128
 """Offset of exit codes for signals. A command that signal n ends exits with 128 + n."""
+_SIGPIPE = 13  # Windows has no signal.SIGPIPE
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
 _FORMATS = {int: ",", float: ",.2f"}
@@ -281,7 +282,7 @@ def report_errors() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
-        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
+        raise typer.Exit(SIGNALLED + _SIGPIPE) from None
     except EliasError as error:
         report_error(error)
         raise typer.Exit(USER_ERROR) from error

@@ -56,6 +56,10 @@ class Split:
         """Return N."""
         return int(self.labels.shape[0])
 
+    def __repr__(self) -> str:
+        """Return the sizes, not the texts."""
+        return f"Split({len(self)} points, {self.labels.shape[1]} labels)"
+
     @property
     def on_disk(self) -> bool:
         """Return True if texts, features and labels are memory-mapped."""
@@ -110,6 +114,12 @@ class Corpus:
     determines which points stay together when points are held out."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Decisions of the reader that a user should know, e.g. a test split drawn at random."""
+
+    def __repr__(self) -> str:
+        """Return the sizes and the source, not the texts."""
+        sizes = ", ".join(f"{name}={len(split)}" for name, split in self.splits.items())
+        source = "" if self.source is None else f", source={str(self.source)!r}"
+        return f"Corpus({sizes}, n_labels={self.n_labels}{source})"
 
     @property
     def n_labels(self) -> int:

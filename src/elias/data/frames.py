@@ -93,7 +93,8 @@ def _to_arrow(table: Any) -> pyarrow.Table:
         if isinstance(table, Mapping):
             return pyarrow.table({str(name): list(column) for name, column in table.items()})
         if isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table):
-            return pyarrow.Table.from_pylist(list(table))
+            names = dict.fromkeys(name for row in table for name in row)  # not every row has all
+            return pyarrow.table({str(name): [row.get(name) for row in table] for name in names})
         is_table = hasattr(table, "columns") or hasattr(table, "schema")  # not a Series
         if is_table and (isinstance(table, pyarrow.RecordBatch) or hasattr(table, _ARROW_STREAM)):
             return pyarrow.table(table)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -34,8 +34,12 @@ class Connections:
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
         self.timeout = limits.timeout
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.max_open = min(limits.max_connections, max(1, files - _RESERVED_FILES))
+        self.max_open = limits.max_connections
+        with suppress(ImportError):  # Windows has no such limit
+            import resource
+
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self.max_open = min(self.max_open, max(1, files - _RESERVED_FILES))
         self.waiting: dict[LimitedProtocol, None] = {}
         self._metrics = metrics
         self._closed: Counter[str] = Counter()

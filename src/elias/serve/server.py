@@ -32,7 +32,7 @@ from elias.serve.errors import raw_response
 from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.context import SpawnProcess
 
     from elias.serve.backend import Backend
@@ -51,6 +51,7 @@ _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
 """Connections to refuse between two polls during shutdown, and the time for each."""
+_HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _READY_FILE, _READY_GLOB, _ERROR_FILE = "ready-{}", "ready-*", "error-{}"
 """Files in the metrics folder that a worker writes when it is ready or cannot load the model.
 
@@ -61,8 +62,10 @@ Their names contain the process id of the worker.
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT, then finish accepted requests. SIGHUP reloads the model.
 
+    Windows has no SIGHUP. There, restart the server to load another model.
+
     Raises:
-        ConfigError: If the address cannot be used.
+        ConfigError: If the address cannot be used, or several workers are asked for on Windows.
         ModelError: If the model cannot be loaded.
     """
     model = settings.model
@@ -71,6 +74,8 @@ def serve(settings: ServeSettings) -> None:
             f"{model}: no such folder; give the folder of a saved model or a run, or "
             f"{HUB_PREFIX}user/model@revision for a model on the hub"
         )
+    if settings.workers > 1 and not _HAS_SIGHUP:
+        raise ConfigError("--workers: this system supports only one worker; leave the option out")
     with bind(settings.host, settings.port) as sock:
         logger.info("serving %s on %s (Ctrl-C to stop)", model, url_of(sock))
         if not is_loopback(settings.host) and not settings.keys:
@@ -96,7 +101,8 @@ def bind(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"--host {host}: is not an address ({error.strerror})") from error
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # on Windows, this option would let two servers share a port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
     except OSError as error:
@@ -266,7 +272,8 @@ def _serve_on(sock: socket.socket, settings: ServeSettings) -> None:
         EliasError: If the model cannot be loaded at the start.
     """
     # Ignore SIGHUP until its handler is installed, which is before the model is loaded.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if _HAS_SIGHUP:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _set_up_logging()
     if settings.workers > 1:
         _limit_threads(settings.workers)
@@ -338,12 +345,17 @@ def _handle_signals(server: uvicorn.Server, backend: Backend) -> None:
         loop.remove_reader(sentinel)
         server.handle_exit(signal.SIGTERM, None)
 
-    loop.add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
-    loop.add_signal_handler(
-        signal.SIGHUP, lambda: reloads.append(loop.create_task(backend.reload()))
-    )
+    def on_signal(number: int, callback: Callable[[], None]) -> None:
+        try:
+            loop.add_signal_handler(number, callback)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(callback))
+
+    on_signal(signal.SIGTERM, partial(server.handle_exit, signal.SIGTERM, None))
+    if _HAS_SIGHUP:
+        on_signal(signal.SIGHUP, lambda: reloads.append(loop.create_task(backend.reload())))
     if backend.settings.workers == 1:
-        loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
+        on_signal(signal.SIGINT, partial(server.handle_exit, signal.SIGINT, None))
         return
     # Ctrl-C reaches all processes of a terminal. Ignore it here, because the parent forwards it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

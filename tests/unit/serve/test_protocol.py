@@ -247,7 +247,7 @@ def test_a_client_that_does_not_read_is_disconnected():
 
 
 def test_the_number_of_connections_leaves_file_descriptors_for_the_model(monkeypatch):
-    monkeypatch.setattr(protocol.resource, "getrlimit", lambda _: (200, 200))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (200, 200))
 
     assert Connections(Limits(), ServerMetrics()).max_open == 136
     assert Connections(Limits(max_connections=20), ServerMetrics()).max_open == 20

@@ -56,6 +56,12 @@ def test_a_table_in_memory_is_read():
     assert (table.ids, table.synonyms) == (("7", "8"), (("cod",), ()))
 
 
+def test_the_first_row_of_a_table_in_memory_need_not_have_all_columns():
+    table = load_label_table([{"name": "Law"}, {"name": "Fish", "synonyms": ["cod"]}])
+
+    assert table.synonyms == ((), ("cod",))
+
+
 def test_lines_of_names_are_a_table(tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("Aged, 80 and over\nLaw\n\n")
