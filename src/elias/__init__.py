@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus, Split, convert, corpus_stats, load_corpus, load_label_table
-    from elias.data.text_rows import TextFile
+    from elias.data.load import TextFile
     from elias.errors import EliasError
     from elias.estimator import EliasClassifier
     from elias.inference.batch_predict import FileDone, FileTask, predict_file
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "elias.config": "EliasConfig",
     "elias.data": "Corpus Split convert corpus_stats load_corpus load_label_table",
-    "elias.data.text_rows": "TextFile",
+    "elias.data.load": "TextFile",
     "elias.errors": "EliasError",
     "elias.estimator": "EliasClassifier",
     "elias.inference.batch_predict": "FileDone FileTask predict_file",

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from e2e.commands import elias, start_elias
-from elias.data.text_rows import TextFile
+from elias.data.load import TextFile
 from elias.errors import DataError
 from elias.inference.batch_predict import FileTask, predict_file
 from elias.inference.prediction_io import FORMATS, read_predictions

@@ -92,7 +92,7 @@ def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
     table = results(folder, "ablation")["table"]
     assert [line["title"] for line in table] == [
         *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration"),
-        *("+ calibration, mixed as 0.3·T + 0.7·p·q", "+ label names"),
+        "+ label names",
         *("+ ensemble of 2, without label names", "+ ensemble of 2"),
         "fixed index throughout",
         *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
@@ -113,16 +113,6 @@ def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
     for name in ("fixed/stage2", "one-vs-all/names"):
         row = rows[name, 0]
         same(row, evaluated(folder / row["run"], data))
-
-
-def test_the_row_of_the_other_mixture_equals_a_model_with_it(ablation, data):
-    folder, _ = ablation
-    row = rows_of(folder, "ablation")["elias/calibrate-blend", 0]
-    model = Elias.from_pretrained(folder / row["run"], device="cpu")
-
-    model.reranker = dataclasses.replace(model.reranker, mixture="blend")
-
-    same(row, model.evaluate(load_corpus(data), component="calibrate"))
 
 
 def test_the_ensemble_without_names_is_that_of_models_without_them(ablation, data):
@@ -206,23 +196,6 @@ def test_a_second_command_trains_nothing_and_prints_the_same(ablation, data, tra
     assert again.code == 0, again.err
     assert again.out == result.out
     assert trained == []
-
-
-def test_the_test_points_are_searched_once_for_each_member(ablation, data, tmp_path, monkeypatch):
-    folder, _ = ablation
-    shutil.copytree(folder / "runs", tmp_path / "runs")
-    searches, search = [], models.search_member
-    monkeypatch.setattr(
-        models, "search_member", lambda *a, **k: (searches.append(a), search(*a, **k))[1]
-    )
-
-    result = elias("experiment", "ablation", data, "--out", tmp_path, *SMALL, "--members", 2)
-
-    assert result.code == 0, result.err
-    assert len(searches) == 2
-    ours, theirs = rows_of(tmp_path, "ablation"), rows_of(folder, "ablation")
-    for name in ("elias/calibrate-blend", "elias/ensemble-unnamed", "elias/ensemble"):
-        assert ours[name, 0]["metrics"] == theirs[name, 0]["metrics"]
 
 
 def test_other_experiments_reuse_trained_models(ablation, data, trained):

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from e2e.commands import SMALL, SOURCE
-from elias.distributed.watchdog import EXIT_CODE
+from elias.distributed.world import EXIT_CODE
 
 TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {

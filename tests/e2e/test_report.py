@@ -11,8 +11,7 @@ import pytest
 from e2e.commands import SMALL, elias
 from elias import Elias, load_corpus
 from elias.report import statistics
-from elias.report.report import write_report
-from elias.report.sections import COMPONENTS
+from elias.report.report import COMPONENTS, write_report
 from elias.report.statistics import (
     clusters_per_label,
     graph_edges,

@@ -17,8 +17,8 @@ from scipy.sparse import csr_matrix
 
 from elias import EliasConfig
 from elias.data import Corpus, Split, convert, load_corpus
+from elias.data.load import TextFile, json_text_rows
 from elias.data.readers import files as data_files
-from elias.data.text_rows import TextFile, json_text_rows
 from elias.errors import EliasError
 from elias.inference.prediction_io import read_predictions
 

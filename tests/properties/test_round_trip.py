@@ -57,8 +57,7 @@ def corpora(draw, weights=WEIGHTS, names=NAMES):
             features=matrix(draw, FEATURES, (n_points, 3)),
             filters=None if filters is None else np.array(filters, dtype=np.int64).reshape(-1, 2),
         )
-    label_features = matrix(draw, FEATURES, (n_labels, 3))
-    return Corpus(label_names=label_names, label_features=label_features, **splits)
+    return Corpus(label_names=label_names, **splits)
 
 
 def round_trip(corpus, format):
@@ -97,7 +96,6 @@ def test_a_table_brings_texts_labels_and_relevance_back(format, corpus):
 def assert_same_folder(before, after, clean):
     assert list(after.splits) == list(before.splits)
     assert after.label_names == [clean(name) for name in before.label_names]
-    assert_same_matrix(after.label_features, before.label_features)
     for name, split in before.splits.items():
         got = after.splits[name]
         assert got.texts == [clean(text) for text in split.texts]

@@ -16,8 +16,6 @@ from elias.text.vectorizer import Featurizer, unit_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from elias.data.corpus import Corpus, Split
 
 
@@ -76,7 +74,8 @@ class NearestNeighbours:
         """
         features, parts = self._features(texts), []
         for begin, end in track(self._batches(features), "Finding neighbours"):
-            nearest = strongest(features[begin:end] @ self._points_by_word, self.k)
+            similar = features[begin:end] @ self._points_by_word
+            nearest = Predictions.from_csr(similar, self.k).to_csr()  # of equal ones, lower rows
             scores = (nearest @ self._labels).tocsr()
             parts.append(Predictions.from_csr(scores, top_k, self.label_names))
         return Predictions.stack(parts)
@@ -112,21 +111,3 @@ class NearestNeighbours:
         n_similar = np.minimum(words @ n_points_of_word, self._points_by_word.shape[1])
         batch = (np.cumsum(n_similar) // _MAX_SIMILARITIES).astype(np.int64)
         return list(pairwise([0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]))
-
-
-def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
-    """Keep the ``k`` largest entries of each row. Of equal entries, prefer lower columns."""
-    rows = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
-    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    entries = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-    return csr_matrix((matrix.data[entries], matrix.indices[entries], indptr), shape=matrix.shape)
-
-
-def _largest(matrix: csr_matrix, begin: int, end: int, k: int) -> NDArray[np.int64]:
-    values = matrix.data[begin:end]
-    if len(values) <= k:
-        return np.arange(begin, end, dtype=np.int64)
-    least = np.partition(values, len(values) - k)[len(values) - k]
-    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
-    first = equal[np.argsort(matrix.indices[begin + equal], kind="stable")]
-    return begin + np.sort(np.concatenate([above, first[: k - len(above)]]))

@@ -23,8 +23,7 @@ from elias.cli.info import info, presets, report
 from elias.cli.predict import predict
 from elias.cli.serve import serve
 from elias.cli.torchrun import check_single_process, exit_at_once_if_joined
-from elias.cli.train import train
-from elias.cli.tune import tune
+from elias.cli.train import train, tune
 
 LOGGED_COMMANDS = ("demo", "experiment", "serve", "train", "tune")
 """Commands that log their steps by default."""

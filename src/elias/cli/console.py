@@ -187,7 +187,7 @@ def stage_table(
     the model's threshold, if it has one. The heading names measured components of the ranker that
     the model, with these ``components``, was saved without.
     """
-    from elias.report.sections import COMPONENTS
+    from elias.report.report import COMPONENTS
 
     metrics, probabilities = metadata.get("metrics", {}), metadata.get("probabilities", {})
     stages = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
@@ -318,8 +318,11 @@ def report_error(error: BaseException) -> None:
         error.reported = True
         if is_verbose():
             typer.echo(escape_controls(traceback.format_exc()), err=True)
-        message = escape_controls(" ".join(str(error).split()))
-        typer.echo(f"error: {name_options(message)}", err=True)
+        message = " ".join(name_options(str(error)).split())
+        typer.echo(f"error: {escape_controls(message)}", err=True)
+
+
+_READING = "text|labels|separator|group|encoding|language"
 
 
 def name_options(message: str) -> str:
@@ -327,8 +330,14 @@ def name_options(message: str) -> str:
 
     >>> name_options("holds a finished run; use overwrite=True or another out=")
     'holds a finished run; use --overwrite or another --out'
+    >>> name_options("not UTF-8; pass encoding=cp1252, or choose a column (text=)")
+    'not UTF-8; pass --encoding cp1252, or choose a column (--text)'
     """
     message = re.sub(r"\b(overwrite|ignore_memory)=True", r"--\1", message)
-    message = re.sub(r"\bout=(?=[\s,;]|$)", "--out", message)
+    message = re.sub(rf"\b({_READING}|out)=(?=[\s,;)]|$)", r"--\1", message)
+    message = re.sub(rf"(?<= )({_READING})=", r"--\1 ", message)
     message = re.sub(r"\bdevice='(\w+)'", r"--device \1", message)
-    return message.replace("--ignore_memory", "--ignore-memory")
+    message = re.sub(r"\btest_size(?= must|$)", "--test-size", message)
+    return message.replace("--ignore_memory", "--ignore-memory").replace(
+        "header=False", "--no-header"
+    )

@@ -37,7 +37,7 @@ def info(
     corpus = reading.read(path)
     stats = elias.corpus_stats(corpus)
     examples, (frequent, rare) = example_points(corpus), example_labels(corpus)
-    hints = list(map(options.name_options, data_hints(corpus, stats)))
+    hints = list(map(console.name_options, data_hints(corpus, stats)))
     notes = dict(corpus.notes)
     if as_json:
         shown = {"examples": examples, "frequent_labels": frequent, "rare_labels": rare}
@@ -127,8 +127,7 @@ def convert(
 ) -> None:
     """Write a corpus in another format."""
     corpus = reading.read(source, test_size=test_size)
-    with options.errors_name_options():
-        written = elias.convert(corpus, target, to, overwrite=overwrite)
+    written = elias.convert(corpus, target, to, overwrite=overwrite)
     console.note(f"written in {written.format} format")
     typer.echo(written.path)
 

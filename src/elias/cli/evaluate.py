@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 import elias
-from elias.cli import console, groups, options
+from elias.cli import console, options
 from elias.cli.info import probability_rows
 from elias.cli.torchrun import join_world
 from elias.errors import DataError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 RECALL_KS = (10, 20, 100)
+_N_GROUPS = 10  # shown
+_MIN_GROUP = 10  # points, or true pairs, of a group that is shown
 _NOTICEABLE = 0.05  # share of training texts from which a warning is printed
 
 
@@ -72,8 +74,8 @@ def evaluate(
         points = corpus.split(split)
         component = model.check_component(component)
         if hierarchy:
-            groups.check_broader(model)
-        wanted = {name: groups.find(name, corpus, split, model, frequencies) for name in by or ()}
+            _check_broader(model)
+        groups = {name: _find_groups(name, corpus, split, model, frequencies) for name in by or ()}
         if predictions_file is None:
             if threshold is not None:
                 model.threshold(threshold, component)  # raises errors before the search
@@ -84,12 +86,12 @@ def evaluate(
     if not world.is_rank0:
         return
 
-    from elias.metrics import f1_metrics, hierarchy_metrics
-    from elias.metrics import per_label as rows_per_label
+    from elias import metrics as measures
 
-    predictions = predictions.among(corpus.label_names)
+    predictions, truth = predictions.among(corpus.label_names), points.labels
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
+    has_probabilities = predictions.probabilities is not None
     a, b = model.config.eval.propensity
     metrics: dict[str, float] = elias.evaluate(
         predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
@@ -97,24 +99,26 @@ def evaluate(
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
         metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
     assigned, decided, rule = None, {}, threshold or "f1"
-    if predictions.probabilities is not None or threshold is not None:
+    if has_probabilities or threshold is not None:
         lowest = model.threshold(rule, component)
         assigned = model.assign(predictions, rule, component)
-        decided = f1_metrics(assigned, points.labels)
+        decided = measures.f1_metrics(assigned, truth)
     near: dict[str, float] = {}
     if hierarchy:
         broader = corpus.label_table.broader_matrix()
-        near = hierarchy_metrics(predictions, points.labels, broader, ks)
-    thresholds = _compare_thresholds(model, predictions, points.labels, rule)
+        near = measures.hierarchy_metrics(predictions, truth, broader, ks)
+    thresholds = _compare_thresholds(model, predictions, truth, rule)
     weakest = {
-        name: groups.measure(of, predictions, points.labels, ks, assigned)
-        for name, of in wanted.items()
+        name: measures.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
+        if isinstance(group, list)
+        else measures.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
+        for name, group in groups.items()
     }
+    errors = _calibration_errors(predictions, truth) if has_probabilities else {}
     if per_label is not None:
-        rows = rows_per_label(predictions, points.labels, frequencies, ks[-1], assigned)
+        rows = measures.per_label(predictions, truth, frequencies, ks[-1], assigned)
         _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
-    errors = _calibration_errors(predictions, points.labels)
     if as_json:
         known = {"threshold": lowest} if decided else {}
         values = {**metrics, **near, **known, **decided, **errors}
@@ -126,7 +130,7 @@ def evaluate(
     console.print_out(console.metrics_table(metrics))
     if decided:
         described = f"score from {lowest:g}"
-        if predictions.probabilities is not None:
+        if has_probabilities:
             described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
         title = f"labels assigned by --threshold {rule} ({described}):"
         console.print_out("", title, console.f1_table(decided))
@@ -135,36 +139,15 @@ def evaluate(
             "no F1: these predictions have no probabilities to choose a threshold by; give "
             "--threshold a score, or add probabilities to the model with elias calibrate"
         )
-    _print_details(near, thresholds, weakest)
+    _print_details(thresholds, near, weakest)
     if frequencies is not None:
-        _print_deciles(predictions, points.labels, frequencies)
+        k = RECALL_KS[-1]
+        shares = measures.recall_by_decile(predictions, truth, frequencies, k=k)
+        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
+        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
     if errors:
         listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
         console.print_out("", f"calibration error: {listed}")
-
-
-def _print_deciles(
-    predictions: elias.Predictions, truth: csr_matrix, frequencies: NDArray[np.int64]
-) -> None:
-    """Print how much each tenth of the labels, by frequency, contributes to recall."""
-    from elias.metrics import recall_by_decile
-
-    k = RECALL_KS[-1]
-    shares = recall_by_decile(predictions, truth, frequencies, k=k)
-    title = f"contribution of each label decile to R@{k}, most frequent labels first:"
-    console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
-
-
-def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
-    """Return the calibration error of probabilities and of scores, if there are probabilities."""
-    from elias.rerank.probabilities import ECE_AT
-
-    if predictions.probabilities is None:
-        return {}
-    return {
-        name: elias.calibration_error(predictions, truth, ECE_AT, calibrated=calibrated)
-        for name, calibrated in ((f"ECE@{ECE_AT}", True), (f"ECE@{ECE_AT} of scores", False))
-    }
 
 
 def _compare_thresholds(
@@ -183,24 +166,120 @@ def _compare_thresholds(
     return {name: f1_metrics(model.assign(predictions, name), truth) for name in ("f1", PER_LABEL)}
 
 
+def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
+    """Return the calibration error of probabilities and of scores."""
+    from elias.rerank.probabilities import ECE_AT
+
+    return {
+        name: elias.calibration_error(predictions, truth, ECE_AT, calibrated=calibrated)
+        for name, calibrated in ((f"ECE@{ECE_AT}", True), (f"ECE@{ECE_AT} of scores", False))
+    }
+
+
 def _print_details(
-    near: Mapping[str, float],
     thresholds: Mapping[str, Mapping[str, float]],
+    near: Mapping[str, float],
     weakest: Mapping[str, list[dict[str, Any]]],
 ) -> None:
     if thresholds:
-        averages = ("micro", "macro")
         cells = [
-            [name, *(f"{metrics[f'{average}-F1']:.2f}" for average in averages)]
-            for name, metrics in thresholds.items()
+            [name, *(f"{of[f'{average}-F1']:.2f}" for average in ("micro", "macro"))]
+            for name, of in thresholds.items()
         ]
         title = "F1 in percent with one threshold, and with thresholds of single labels:"
-        console.print_out("", title, console.columns(["--threshold", *averages], cells))
+        console.print_out("", title, console.columns(["--threshold", "micro", "macro"], cells))
     if near:
         title = "with credit for broader and narrower labels:"
         console.print_out("", title, console.metrics_table(near))
-    for name, rows in weakest.items():
-        console.print_out("", *groups.table(name, rows))
+    for name, group_rows in weakest.items():
+        console.print_out("", *_group_table(name, group_rows))
+
+
+def _find_groups(
+    name: str,
+    corpus: elias.Corpus,
+    split: str,
+    model: elias.Elias,
+    frequencies: NDArray[np.int64] | None,
+) -> list[str] | dict[str, list[int]]:
+    """Return the group of each point (a list), or the labels of each group (a dictionary).
+
+    Args:
+        name: ``frequency`` for groups of labels by their number of training points; ``broader`` for
+            groups of labels with the same broader label; a file of label sets; or a column of the
+            table, for groups of points.
+        corpus: The corpus, with the label ids of the model.
+        split: Name of the split that is evaluated.
+        model: The model.
+        frequencies: Number of training points of each label, if known.
+    """
+    from elias.data.load import read_column
+    from elias.metrics import frequency_groups
+
+    if name == "frequency":
+        if frequencies is None:
+            raise DataError(f"{corpus.source}: --by frequency needs the training data of the model")
+        return frequency_groups(frequencies)
+    if name == "broader":
+        _check_broader(model)
+        narrower = model.label_table.broader_matrix().T.tocsr()
+        groups: dict[str, list[int]] = {}
+        for label, name in enumerate(model.label_table):
+            labels = narrower.indices[narrower.indptr[label] : narrower.indptr[label + 1]]
+            if len(labels):
+                groups.setdefault(name, []).extend(labels.tolist())
+        return groups
+    if Path(name).is_file():
+        return _label_sets(Path(name), model)
+    return read_column(corpus, split, name)
+
+
+def _check_broader(model: elias.Elias) -> None:
+    """Raise `DataError` if a model does not know broader labels."""
+    if model.label_table.broader is None:
+        raise DataError(
+            "the model does not know which labels are broader; train it with --label-table and a "
+            "vocabulary that has broader labels"
+        )
+
+
+def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
+    """Read a table of labels (ids or names) and their sets, in its first two columns."""
+    from elias.data.load import detect_file
+    from elias.data.readers.table import KINDS, TableFile
+
+    kind = detect_file(path)
+    table = TableFile(path, kind)
+    columns = table.names[:2] if kind in KINDS else []
+    if len(columns) < 2:
+        raise DataError(f"{path}: give a table with two columns, label and set")
+    pairs = [[str(cell or "").strip() for cell in cells] for _, cells in table.rows(columns)]
+    matches = model.label_table.match([label for label, _ in pairs])
+    sets: dict[str, list[int]] = {}
+    for (_, name), label in zip(pairs, matches, strict=True):
+        if label is not None:
+            sets.setdefault(name, []).append(label)
+    if not sets:
+        raise DataError(f"{path}: none of its labels, such as {pairs[0][0]!r}, is one of the model")
+    if None in matches:
+        console.note(f"{path}: {matches.count(None):,} labels are not labels of the model")
+    return sets
+
+
+def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
+    """Return the title and the table of the weakest groups."""
+    if not rows:
+        return f"groups by {name}:", "  none has a label of these points"
+    large = [row for row in rows if row.get("points", row.get("pairs", 0)) >= _MIN_GROUP] or rows
+    shown = large[:_N_GROUPS]
+    size = "points" if "points" in rows[0] else "true pairs"
+    title = f"weakest groups by {name} ({len(shown)} of {len(rows)}"
+    title += ")" if len(large) == len(rows) else f"; at least {_MIN_GROUP} {size})"
+    cells = [
+        [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in shown
+    ]
+    return f"{title}:", console.columns(list(rows[0]), cells)
 
 
 def _read_predictions(

@@ -17,7 +17,7 @@ from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from elias.experiments import Plan, Setting
-    from elias.experiments.prune import PruneRule
+    from elias.experiments.sweep import PruneRule
 
 
 Number = TypeVar("Number", int, float)
@@ -250,7 +250,7 @@ def prune(
         trained, setting = experiment.setting_of(model)
 
     from elias.experiments import prune as plan_pruning
-    from elias.experiments.prune import save_pruned
+    from elias.experiments.sweep import save_pruned
 
     plan = plan_pruning(
         setting, model=trained, thresholds=by_threshold, tops=by_rank, component=component
@@ -283,7 +283,7 @@ def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Prune
 
     The folder must be new or empty, unless ``overwrite`` is set.
     """
-    from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
+    from elias.experiments.sweep import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:
         return None

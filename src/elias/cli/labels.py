@@ -37,37 +37,22 @@ def list_labels(
     chosen = list(range(loaded.n_labels))
     if search:
         chosen = LabelSearch(table).find(search, loaded.n_labels)
-    rows = []
+    cells = []
     for label in chosen[:limit]:
-        points = None
-        if label >= n_index and loaded.added is not None:
+        points, is_added = None, label >= n_index
+        if is_added and loaded.added is not None:
             points = int(loaded.added.n_examples[loaded.added.labels == label].sum())
         elif loaded.reranker is not None:
             points = int(loaded.reranker.frequencies[label])
-        rows.append(
-            {
-                "number": label,
-                "name": table[label],
-                "id": table.id(label),
-                "points": points,
-                "added": label >= n_index,
-            }
-        )
-    if as_json:
-        for row in rows:
-            console.print_json(row)
-        return
-    cells = [
-        [
-            f"{row['number']}",
-            "" if row["points"] is None else f"{row['points']:,}",
-            "added" if row["added"] else "",
-            console.one_line(str(row["name"])),
-            str(row["id"] or ""),
-        ]
-        for row in rows
-    ]
-    console.print_out(console.columns(["number", "points", "", "name", "id"], cells, n_left=5))
+        key = table.id(label)
+        if as_json:
+            row = {"number": label, "name": table[label], "id": key, "points": points}
+            console.print_json({**row, "added": is_added})
+            continue
+        count, name = "" if points is None else f"{points:,}", console.one_line(table[label])
+        cells.append([str(label), count, "added" * is_added, name, key or ""])
+    if not as_json:
+        console.print_out(console.columns(["number", "points", "", "name", "id"], cells, n_left=5))
 
 
 @app.command(cls=options.Command)
@@ -152,7 +137,6 @@ def _parse(model: elias.Elias, label: str) -> int | str:
 
 
 def _save(model: elias.Elias, out: Path, note: str, *, overwrite: bool) -> None:
-    with options.errors_name_options():
-        folder = model.save_pretrained(out, overwrite=overwrite)
+    folder = model.save_pretrained(out, overwrite=overwrite)
     console.note(note)
     typer.echo(folder)

@@ -7,8 +7,7 @@ option for each field of the dataclass.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -22,7 +21,6 @@ import elias
 from elias.cli import console
 from elias.config import EliasConfig
 from elias.config.io import merge, parse_override, preset_tree, read_tree
-from elias.errors import DataError
 
 DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
@@ -140,8 +138,7 @@ class CorpusOptions:
 
     def read(self, path: Path, **settings: Any) -> elias.Corpus:
         """Read a corpus. ``settings`` are further arguments of `load_corpus`."""
-        with errors_name_options():
-            return elias.load_corpus(path, **{**self.arguments(), **settings})
+        return elias.load_corpus(path, **{**self.arguments(), **settings})
 
     def read_as_trained(
         self, path: Path, model: elias.Elias, *, test_size: float = 0
@@ -162,8 +159,7 @@ def training_options(
     """Return the options for reading a file. Options not given are those of the training data."""
     from elias.data.load import reading_options
 
-    with errors_name_options():
-        options = reading_options(path, settings, columns)
+    options = reading_options(path, settings, columns)
     reused = [
         "--no-header" if key == "header" else f"--{key} {quote(options[key])}"
         for key in options
@@ -172,35 +168,6 @@ def training_options(
     if reused:
         console.note(f"{path}: read as in training: {' '.join(reused)}")
     return options
-
-
-READING_NAMES = ("text", "labels", "separator", "group", "encoding", "language")
-_OPTION_NAMES = {
-    **{f" {name}=": f" --{name} " for name in READING_NAMES},
-    **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
-    "(header=False)": "(--no-header)",
-    "overwrite=True": "--overwrite",
-    "do not set test_size": "do not set --test-size",
-    "test_size must": "--test-size must",
-}
-
-
-def name_options(message: str) -> str:
-    """Replace library argument names in a message by command-line option names."""
-    for argument, option in _OPTION_NAMES.items():
-        message = message.replace(argument, option)
-    return message.rstrip()
-
-
-@contextmanager
-def errors_name_options() -> Iterator[None]:
-    """Replace library argument names in error messages by command-line option names."""
-    try:
-        yield
-    except DataError as error:
-        renamed = DataError(name_options(str(error)))
-        renamed.reported = error.reported
-        raise renamed from error
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from elias.cli.torchrun import follow_predict, join_world, shared_predict
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from elias.data.text_rows import TextRow
+    from elias.data.load import TextRow
 
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def predict(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
 
-    with options.errors_name_options(), join_world(device) as world:
+    with join_world(device) as world:
         # Check the texts and the output before the model is loaded.
         source = world.run_on_rank0(open_texts)
         loaded = elias.Elias.from_pretrained(model, device=device, world=world)
@@ -209,7 +209,7 @@ def read_rows(
     if source != STDIN:
         return _open_file(source, column, keep, settings or {}, encoding).rows()
 
-    from elias.data.text_rows import TextRow, json_text_rows
+    from elias.data.load import TextRow, json_text_rows
 
     lines = _stdin_lines()
     if column is not None:
@@ -227,14 +227,13 @@ def _open_file(
     encoding: str | None,
 ) -> elias.TextFile:
     """Find the text column and the kept columns of a file."""
-    from elias.data.text_rows import is_table
+    from elias.data.load import is_table
 
     reading: dict[str, Any] = {"text": column, "encoding": encoding}
     if settings and source.is_file() and is_table(source, column, keep):
         given = {"text": column, "header": None, "encoding": encoding}
         reading = options.training_options(source, settings, given)
-    with options.errors_name_options():
-        return elias.TextFile.find(source, keep=keep, **reading)
+    return elias.TextFile.find(source, keep=keep, **reading)
 
 
 def _stdin_lines() -> Iterator[str]:

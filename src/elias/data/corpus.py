@@ -103,8 +103,6 @@ class Corpus:
     descriptions are known, it is a `LabelTable`."""
     validation: Split | None = None
     test: Split | None = None
-    label_features: csr_matrix | None = None
-    """(L, D_bow) features of the labels ("LF" data sets), or None. The model does not use them."""
     source: Path | None = None
     """The file or folder that the corpus was read from."""
     format: str = ""
@@ -179,15 +177,10 @@ class Corpus:
             name: replace(split, labels=widen(split.labels, len(rows)))
             for name, split in self.splits.items()
         }
-        features = self.label_features
-        if features is not None:
-            features = features.copy()
-            features.resize((len(rows), features.shape[1]))
         return replace(
             self,
             **splits,
             label_names=LabelTable.from_columns(*zip(*rows, strict=True)),
-            label_features=features,
             notes={**self.notes, "label table": note},
         )
 
@@ -268,7 +261,7 @@ class Corpus:
         all_names: Sequence[str] = [*names, *(own_names[label] for label in unknown)]
         if isinstance(names, LabelTable):
             all_names = names + self.label_table.take(unknown)
-        return replace(self.with_splits(**splits), label_names=all_names, label_features=None)
+        return replace(self.with_splits(**splits), label_names=all_names)
 
 
 def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:

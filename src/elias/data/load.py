@@ -1,4 +1,7 @@
-"""Load a corpus: detect its format, read it into memory or memory-mapped files, and check it."""
+"""Load a corpus: detect its format, read it into memory or memory-mapped files, and check it.
+
+`TextFile` reads the input texts for prediction, one row at a time, from a text file or a table.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.sparse import vstack
@@ -22,13 +26,14 @@ from elias.data.corpus import SPLITS, Corpus, Split
 from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, full_text, xmc
-from elias.data.readers.files import data_error, sanitize
+from elias.data.readers.base import ReadOptions
+from elias.data.readers.columns import check_columns
+from elias.data.readers.files import data_error, iter_lines, sanitize
 from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
-from elias.data.readers.label_table import read_label_table
+from elias.data.readers.label_table import SKOS_FORMATS, read_label_table, read_skos
 from elias.data.readers.npz import NpzReader
-from elias.data.readers.skos import FORMATS as SKOS_FORMATS
-from elias.data.readers.skos import read_skos
-from elias.data.readers.table import KINDS, TableReader, column_names, looks_annif
+from elias.data.readers.parquet import open_parquet
+from elias.data.readers.table import KINDS, TableFile, TableReader, json_cells, looks_annif
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean, quoted
@@ -36,10 +41,9 @@ from elias.labels import LabelTable
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
 
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,9 @@ _ROLES = ("text", "labels", "header")
 _FILE_OPTIONS = ("header", "encoding")
 READING_OPTIONS = ("text", "labels", "separator", "group", *_FILE_OPTIONS)
 """Arguments of `load_corpus` that say how a table is read."""
+LINES = "lines"
+"""Name of the format with one text per line."""
+_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".xlsx"}
 
 
 def load_corpus(
@@ -146,57 +153,51 @@ def load_corpus(
         >>> load_corpus(texts=["cod quotas"], labels=[["fish", "law"]], test_size=0).label_names
         ['fish', 'law']
     """
-    if not isinstance(source, str | Path):
-        return _load_table(
-            source,
-            text,
-            labels,
-            texts,
-            separator,
-            group=group,
-            seed=seed,
-            test_size=test_size,
-            label_table=label_table,
-            language=language,
-            on_disk=on_disk,
-        )
-    if texts is not None:
+    is_path, is_lists = isinstance(source, str | Path), texts is not None
+    if is_lists == (source is not None):
         raise DataError("give a path or a table, or else texts= and labels=")
-    text, labels = _joined(text, "text"), _joined(labels, "labels")
-    path = _existing(source)
-    column = None if group in (NEAR_DUPLICATES, NO_GROUPS) else group
-    options = base.ReadOptions(
-        text=text,
-        labels=labels,
+    if texts is not None:  # a string is one label, whatever characters it contains
+        source = list_table(texts, labels)
+        text, labels, separator = "text", "labels", separator or ""
+    options = ReadOptions(
+        text=_joined(text, "text"),
+        labels=_joined(labels, "labels"),
         separator=separator,
-        group=column,
+        group=None if group in (NEAR_DUPLICATES, NO_GROUPS) else group,
         header=header,
         encoding=encoding,
     )
-    corpus, has_splits = _read(path, options, on_disk)
-    check_corpus(corpus)
-    if label_table is None and path.is_dir():
-        label_table = base.find_file(path, *LABEL_TABLE_FILES)
-    if label_table is not None:
-        corpus = corpus.with_label_table(load_label_table(label_table, language=language))
-    wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
-    settings = {
-        **asdict(options),
-        **corpus.reading,
-        "group": NEAR_DUPLICATES if group is None else group,
-        "test_size": wanted,
-        "seed": seed if wanted else None,
-        "language": language,
-    }
-    reading = {name: value for name, value in settings.items() if value is not None}
-    corpus = replace(corpus, reading=reading)
-    if wanted is not None:
-        corpus = hold_out_test(corpus, wanted, seed)
-        _check_training_labels(corpus)
-    roles = [f"{role}: {note}" for role, note in corpus.notes.items() if role in _ROLES]
-    described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
-    logger.info("%s: %s", path, described)
-    return corpus
+    with nullcontext(_existing(source)) if is_path else as_parquet(source) as path:
+        corpus, has_splits = _read(path, options, on_disk)
+        check_corpus(corpus)
+        if label_table is None and path.is_dir():
+            label_table = base.find_file(path, *LABEL_TABLE_FILES)
+        if label_table is not None:
+            corpus = corpus.with_label_table(load_label_table(label_table, language=language))
+        wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
+        settings = {
+            **asdict(options),
+            **corpus.reading,
+            "group": NEAR_DUPLICATES if group is None else group,
+            "test_size": wanted,
+            "seed": seed if wanted else None,
+            "language": language,
+        }
+        reading = {name: value for name, value in settings.items() if value is not None}
+        corpus = replace(corpus, reading=reading)
+        if wanted is not None:
+            corpus = hold_out_test(corpus, wanted, seed)
+            _check_training_labels(corpus)
+        roles = [f"{role}: {note}" for role, note in corpus.notes.items() if role in _ROLES]
+        described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
+        logger.info("%s: %s", path, described)
+    if is_path:
+        return corpus
+    if is_lists:
+        columns = ("text", "labels", "separator")
+        reading = {name: value for name, value in corpus.reading.items() if name not in columns}
+        return replace(corpus, source=None, format="lists", reading=reading)
+    return replace(corpus, source=None, format=type(source).__name__)
 
 
 def load_label_table(
@@ -256,11 +257,10 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
     """
     points, path = corpus.split(split), corpus.source
     keys = [key for key in READING_OPTIONS if key != "group"]
-    options = base.ReadOptions(**{key: corpus.reading.get(key) for key in keys})
-    kind = "" if path is None else detect(path, options.encoding)[0]
-    if path is None or kind not in KINDS:
+    options = ReadOptions(**{key: corpus.reading.get(key) for key in keys})
+    kind, source, by_split = ("", None, {}) if path is None else detect(path, options.encoding)
+    if source is None or kind not in KINDS:
         raise DataError(f"{path or 'corpus'}: is not a table, so there is no column {column!r}")
-    _, source, by_split = detect(path, options.encoding)
     cells: dict[str, list[str]] = {}
     reader = TableReader(source, by_split, kind, options, in_memory=False)
     for row_split, cell in reader.column(column):
@@ -295,29 +295,6 @@ def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
     return ",".join(names)
 
 
-def _load_table(
-    source: Any,
-    text: str | Sequence[str] | None,
-    labels: str | Sequence[Any] | None,
-    texts: Sequence[str] | None,
-    separator: str | None,
-    **options: Any,
-) -> Corpus:
-    """Load a table in memory, or lists of texts and labels, for `load_corpus`."""
-    if (source is None) == (texts is None):
-        raise DataError("give a path or a table, or else texts= and labels=")
-    if texts is None:
-        with as_parquet(source) as path:
-            corpus = load_corpus(path, text=text, labels=labels, separator=separator, **options)
-        return replace(corpus, source=None, format=type(source).__name__)
-    # a string is one label, whatever characters it contains
-    columns: dict[str, Any] = {"text": "text", "labels": "labels", "separator": separator or ""}
-    with as_parquet(list_table(texts, labels)) as path:
-        corpus = load_corpus(path, **columns, **options)
-    reading = {key: value for key, value in corpus.reading.items() if key not in columns}
-    return replace(corpus, source=None, format="lists", reading=reading)
-
-
 def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str, list[Path]]]:
     """Detect the format of a file or folder by its content.
 
@@ -335,7 +312,7 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     if (path / "Y.trn.npz").is_file():
         return "npz", path, {}
     points = xmc.lf_points_file(path, "train")
-    if points is not None and xmc.LF_IDS in column_names(points, "jsonl"):
+    if points is not None and xmc.LF_IDS in TableFile(points, "jsonl").names:
         return "lf", path, {}
     if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
         return "xmc", path, {}
@@ -402,7 +379,7 @@ def detect_file(path: Path, encoding: str | None = None) -> str:
     raise data_error(path, problem)
 
 
-def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> base.Reader:
+def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> base.Reader:
     """Return the reader of a file or folder.
 
     Args:
@@ -425,16 +402,16 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
     return TableReader(source, by_split, kind, options, in_memory=in_memory)
 
 
-def _named_columns(path: Path, options: base.ReadOptions) -> tuple[str, list[str]]:
+def _named_columns(path: Path, options: ReadOptions) -> tuple[str, list[str]]:
     """Return the format of a corpus, and its column names if the format has named columns."""
     kind, _, by_split = detect(path, options.encoding)
     if kind == "lf":
         points = xmc.lf_points_file(path, "train")
         assert points is not None
-        return kind, column_names(points, "jsonl")
+        return kind, TableFile(points, "jsonl").names
     if kind not in KINDS:
         return kind, []
-    return kind, column_names(next(iter(by_split.values()))[0], kind, options)
+    return kind, TableFile(next(iter(by_split.values()))[0], kind, options).names
 
 
 def _collect(
@@ -442,7 +419,7 @@ def _collect(
 ) -> tuple[dict[str, Any], base.Summary]:
     """Pass each chunk to the collector of its split, and return the collectors and the summary.
 
-    Texts and label names are sanitized. Features of labels go to the pseudo-split `base.LABELS`.
+    Texts and label names are sanitized.
     """
     collectors: dict[str, Any] = {}
     n_points: Counter[str] = Counter()
@@ -459,7 +436,7 @@ def _collect(
                 n_points[chunk.split] += len(chunk.labels.counts)
                 n_uses += len(chunk.labels.codes)
                 advance(len(chunk.labels.counts))
-            collectors[chunk.split].add(chunk)
+            collectors[chunk.split].append(chunk)
     in_order = {name: n_points[name] for name in SPLITS if name in n_points}
     summary = reader.finish(in_order, n_uses)
     names, changed = sanitize(summary.label_names)
@@ -468,56 +445,37 @@ def _collect(
         count = n_changed + changed
         notes["sanitized"] = f"NULs or lone surrogates replaced in {count} texts or names"
         logger.warning("%s: %s", path, notes["sanitized"])
-    collected = {name: collectors[name] for name in (*SPLITS, base.LABELS) if name in collectors}
+    collected = {name: collectors[name] for name in SPLITS if name in collectors}
     return collected, replace(summary, label_names=names, notes=notes)
 
 
-class _MemorySplit:
-    """Collects the chunks of one split in memory."""
-
-    def __init__(self, _: str) -> None:
-        self._texts: list[str] | None = None
-        self._labels: list[base.LabelRows] = []
-        self._features: list[csr_matrix] = []
-        self._groups: list[NDArray[np.int64]] = []
-
-    def add(self, chunk: base.Chunk) -> None:
-        if chunk.texts is not None:
-            self._texts = self._texts or []
-            self._texts += chunk.texts
-        if chunk.labels is not None:
-            self._labels.append(chunk.labels)
-        if chunk.features is not None:
-            self._features.append(chunk.features)
-        if chunk.groups is not None:
-            self._groups.append(chunk.groups)
-
-    def features(self) -> csr_matrix | None:
-        """Return the feature matrix, or None if there are no features."""
-        return vstack(self._features, format="csr") if self._features else None
-
-    def split(self, summary: base.Summary, filters: NDArray[np.int64] | None) -> Split:
-        """Return the collected chunks as a split."""
-        counts = np.concatenate([rows.counts for rows in self._labels])
-        codes = np.concatenate([rows.codes for rows in self._labels])
-        weights = [rows.weights for rows in self._labels if rows.weights is not None]
-        labels = base.csr_from_lists(
-            counts,
-            codes if summary.ids is None else summary.ids[codes],
-            len(summary.label_names),
-            np.concatenate(weights) if weights else None,
-        )
-        labels.eliminate_zeros()
-        return Split(
-            labels=labels,
-            texts=self._texts,
-            features=self.features(),
-            filters=filters,
-            groups=np.concatenate(self._groups) if self._groups else None,
-        )
+def _memory_split(
+    chunks: Sequence[base.Chunk], summary: base.Summary, filters: NDArray[np.int64] | None
+) -> Split:
+    """Join the chunks of a split in memory."""
+    rows = [chunk.labels for chunk in chunks if chunk.labels is not None]
+    codes = np.concatenate([labels.codes for labels in rows])
+    weights = [labels.weights for labels in rows if labels.weights is not None]
+    labels = base.csr_from_lists(
+        np.concatenate([labels.counts for labels in rows]),
+        codes if summary.ids is None else summary.ids[codes],
+        len(summary.label_names),
+        np.concatenate(weights) if weights else None,
+    )
+    labels.eliminate_zeros()
+    texts = [chunk.texts for chunk in chunks if chunk.texts is not None]
+    features = [chunk.features for chunk in chunks if chunk.features is not None]
+    groups = [chunk.groups for chunk in chunks if chunk.groups is not None]
+    return Split(
+        labels=labels,
+        texts=list(chain.from_iterable(texts)) if texts else None,
+        features=vstack(features, format="csr") if features else None,
+        filters=filters,
+        groups=np.concatenate(groups) if groups else None,
+    )
 
 
-def _read(path: Path, options: base.ReadOptions, on_disk: OnDisk) -> tuple[Corpus, bool]:
+def _read(path: Path, options: ReadOptions, on_disk: OnDisk) -> tuple[Corpus, bool]:
     """Read a corpus into memory or memory-mapped files. Also return whether it has splits."""
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     try:
@@ -529,17 +487,16 @@ def _read(path: Path, options: base.ReadOptions, on_disk: OnDisk) -> tuple[Corpu
         raise DataError(f"{path}: does not fit into memory ({quoted(error)}); {remedy}") from error
 
 
-def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
+def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into memory. Also return whether its source defines splits."""
     reader = _open_reader(path, options, in_memory=True)
-    collected, summary = _collect(reader, path, _MemorySplit)
-    label_features = collected.pop(base.LABELS).features() if base.LABELS in collected else None
+    collected, summary = _collect(reader, path, lambda _: [])
     splits: dict[str, Any] = {
-        name: split.split(summary, summary.filters.get(name)) for name, split in collected.items()
+        name: _memory_split(chunks, summary, summary.filters.get(name))
+        for name, chunks in collected.items()
     }
     corpus = Corpus(
         label_names=summary.label_names,
-        label_features=label_features,
         source=path,
         format=reader.format,
         notes=summary.notes,
@@ -549,7 +506,7 @@ def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool
     return corpus, reader.has_splits
 
 
-def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
+def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into the cache folder, unless it is already there, and memory-map it.
 
     A cached corpus is reused if the names, sizes and modification times of the source files, and
@@ -580,7 +537,7 @@ def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
     return open_corpus(folder, path)
 
 
-def _store(path: Path, options: base.ReadOptions, folder: Path) -> None:
+def _store(path: Path, options: ReadOptions, folder: Path) -> None:
     """Read a corpus in chunks, and store it in an empty folder."""
     reader = _open_reader(path, options, in_memory=False)
     description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
@@ -590,8 +547,6 @@ def _store(path: Path, options: base.ReadOptions, folder: Path) -> None:
             return stack.enter_context(closing(SplitWriter(folder / name)))
 
         writers, summary = _collect(reader, path, new_split)
-    if base.LABELS in writers:
-        description["label_features"] = writers.pop(base.LABELS).finish_features()
     description["notes"], description["reading"] = summary.notes, summary.reading
     description["splits"] = {
         name: writer.finish(summary.ids, len(summary.label_names), summary.filters.get(name))
@@ -618,7 +573,7 @@ def _is_large(path: Path) -> bool:
     return total > ON_DISK_BYTES
 
 
-def _cache_key(path: Path, options: base.ReadOptions) -> str:
+def _cache_key(path: Path, options: ReadOptions) -> str:
     """Return a cache key for the options and the current state of the source files."""
     stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -654,9 +609,6 @@ def _mismatches(corpus: Corpus) -> Iterator[str]:
                 yield f"{name} features have {n_columns} columns, not {train.shape[1]}"
         elif split.texts is None:
             yield f"the {name} points have neither texts nor features"
-    n_rows = corpus.n_labels if corpus.label_features is None else corpus.label_features.shape[0]
-    if n_rows != corpus.n_labels:
-        yield f"{n_rows} rows of label features for {corpus.n_labels} labels"
 
 
 def _check_training_labels(corpus: Corpus) -> None:
@@ -696,7 +648,7 @@ def reading_options(
         return options
     file_options = {key: settings.get(key) for key in _FILE_OPTIONS if key in keys}
     file_options |= {key: options[key] for key in _FILE_OPTIONS if key in options}
-    kind, names = _named_columns(path, base.ReadOptions(**file_options))
+    kind, names = _named_columns(path, ReadOptions(**file_options))
     if kind == "lf":  # its labels are always in the same column
         keys = [key for key in keys if key == "text"]
     for key in keys if names else []:
@@ -724,3 +676,109 @@ def reading_options(
                 *(path, value, key),
             )
     return options
+
+
+class TextRow(NamedTuple):
+    """One text, its line number, and selected other cells of its row."""
+
+    line: int
+    """The 1-based number of the line on which the row ends. For Parquet, it is the row number."""
+    text: str
+    kept: tuple[Any, ...] = ()
+    """The cells of the columns in `TextFile.keep`, in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file of texts, and the columns to read from it."""
+
+    path: Path
+    kind: str
+    """``lines``, ``jsonl``, ``csv``, ``tsv`` or ``parquet``."""
+    columns: tuple[str, ...] = ()
+    """The text columns of a table. Their cells are joined by spaces."""
+    keep: tuple[str, ...] = ()
+    """Columns of a table whose cells are returned with the text."""
+    options: ReadOptions = ReadOptions()  # noqa: RUF009 - it is frozen
+    """The encoding of the file, and whether a CSV or TSV file has a header."""
+
+    @classmethod
+    def find(
+        cls,
+        path: str | Path,
+        *,
+        text: str | None = None,
+        keep: Sequence[str] = (),
+        header: bool | None = None,
+        encoding: str | None = None,
+    ) -> TextFile:
+        """Detect the kind of a file and choose its columns.
+
+        Args:
+            path: A file, gzipped or not. It is read as a table if it has the suffix of a table, or
+                if ``text`` or ``keep`` is given. Otherwise each line is one text.
+            text: The text column of a table, or several such as ``title,abstract``. By default,
+                columns that look like text are read, see `load_corpus`.
+            keep: Columns of a table whose cells are returned with the text.
+            header: Whether a CSV or TSV file has a header. By default it is recognised.
+            encoding: The encoding of the file, UTF-8 by default.
+
+        Raises:
+            DataError: If the file is a folder, is not a table, or does not have the columns.
+        """
+        path = Path(path)
+        if path.is_dir():
+            raise data_error(path, "is a folder; give a file of texts, or - for stdin")
+        options = ReadOptions(text=text, header=header, encoding=encoding)
+        if not is_table(path, text, keep):
+            return cls(path, LINES, options=options)
+        kind = detect_file(path, encoding)
+        if kind not in KINDS:
+            raise data_error(path, "is not a table; write one text per line in a .txt file")
+        table = TableFile(path, kind, options)
+        check_columns(path, keep, table.names)
+        return cls(path, kind, table.text_columns(), tuple(keep), options)
+
+    def rows(self) -> Iterator[TextRow]:
+        """Yield the rows. If a row cannot be read, the error gives its line number."""
+        if self.kind == LINES:
+            for number, text in enumerate(iter_lines(self.path, self.options.encoding), start=1):
+                yield TextRow(number, text.removesuffix("\n").removesuffix("\r"))
+            return
+        wanted = [*self.columns, *self.keep]
+        # a single text column must be in every row; other columns may be missing in some rows
+        required = self.columns if len(self.columns) == 1 else ()
+        for line, cells in TableFile(self.path, self.kind, self.options).rows(wanted, required):
+            parts = cells[: len(self.columns)]
+            text = " ".join(filter(None, (_text(part, self.path, line) for part in parts)))
+            yield TextRow(line, text, tuple(cells[len(self.columns) :]))
+
+    def arrow_types(self) -> dict[str, Any]:
+        """Return the Arrow types of the columns in ``keep`` if the file is Parquet, else ``{}``."""
+        if self.kind != "parquet":
+            return {}
+        schema = open_parquet(self.path).schema_arrow
+        return {name: schema.field(name).type for name in self.keep}
+
+
+def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
+    """Return True if a file has the suffix of a table, or if ``text`` or ``keep`` is given."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
+
+
+def json_text_rows(
+    lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
+) -> Iterator[TextRow]:
+    """Yield the rows of JSON lines that do not come from a file but, for example, from stdin."""
+    path, columns = Path(source), [column, *keep]
+    for line, [text, *cells] in json_cells(path, lines, columns, columns):
+        yield TextRow(line, _text(text, path, line), tuple(cells))
+
+
+def _text(value: Any, path: Path, line: int) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str | int | float):
+        raise data_error(path, f"holds {type(value).__name__}, which is not a text", line)
+    return str(value)

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.data.atomic import cache_root, find_damage, write_manifest
-from elias.data.readers.base import LABELS, Chunk, csr_from_lists
+from elias.data.readers.base import Chunk, csr_from_lists
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class SplitWriter:
         self._text_sizes = [np.zeros(1, dtype=np.int32)]
         self._counts: list[NDArray[np.int32]] = []
 
-    def add(self, chunk: Chunk) -> None:
+    def append(self, chunk: Chunk) -> None:
         """Write the texts, labels and features of a chunk."""
         if chunk.texts is not None:
             encoded = [text.encode("utf-8") for text in chunk.texts]
@@ -345,10 +345,6 @@ class SplitWriter:
             file.close()
         if self._features is not None:
             self._features.close()
-
-    def finish_features(self) -> dict[str, int] | None:
-        """Complete the feature files, and return their sizes, or None if there are no features."""
-        return None if self._features is None else self._features.finish()
 
     def finish(
         self, ids: NDArray[np.int64] | None, n_labels: int, filters: NDArray[np.int64] | None
@@ -384,14 +380,15 @@ class SplitWriter:
             (self._folder / _OFFSETS).write_bytes(offsets.data)
         if filters is not None:
             np.save(self._folder / _FILTERS, filters)
-        description = {
+        description: dict[str, Any] = {
             "points": len(counts),
             "entries": writer.finish()["entries"],
             "texts": has_texts,
             "digest": self._digest.hexdigest(),
         }
-        features = self.finish_features()
-        return description if features is None else {**description, "features": features}
+        if self._features is not None:
+            description["features"] = self._features.finish()
+        return description
 
 
 def write_description(folder: Path, description: dict[str, Any], names: Sequence[str]) -> None:
@@ -421,7 +418,6 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
         }
         corpus = Corpus(
             label_names=names,
-            label_features=_open_features(folder / LABELS, description.get("label_features")),
             source=source,
             format=description["format"],
             notes=description["notes"],
@@ -440,17 +436,14 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
     texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
     if texts is not None and (len(texts) != n_points or not texts.is_valid()):
         raise DataError(f"{folder}: its offsets are not those of {n_points} texts")
-    path, groups = folder / _FILTERS, folder / _GROUPS
+    path, groups, features = folder / _FILTERS, folder / _GROUPS, None
+    if sizes := description.get("features"):
+        shape = (sizes["rows"], sizes["columns"])
+        features = _open_csr(folder, shape, sizes["entries"], _FEATURES)
     return Split(
         labels=_open_csr(folder, (n_points, n_labels), description["entries"]),
         texts=texts,
-        features=_open_features(folder, description.get("features")),
+        features=features,
         filters=np.load(path, allow_pickle=False) if path.exists() else None,
         groups=_map_array(groups, "<i8") if groups.exists() else None,
     )
-
-
-def _open_features(folder: Path, sizes: dict[str, int] | None) -> csr_matrix | None:
-    if sizes is None:
-        return None
-    return _open_csr(folder, (sizes["rows"], sizes["columns"]), sizes["entries"], _FEATURES)

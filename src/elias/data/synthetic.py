@@ -6,30 +6,27 @@ Its labels are drawn from the labels of the topic by a power law, and its text m
 topic, words of its labels and noise. A tree that assigns each label to one cluster cannot represent
 a label with several modes; a learned graph can.
 
-Points are drawn in chunks, each with its own random generator. The texts of a chunk are written
-immediately. Memory therefore grows only with the labels (some tens of bytes each) and with the
-point-label pairs.
+Points are drawn in chunks, each with its own random generator.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz
+from scipy.sparse import csr_matrix
 
 from elias.data.atomic import staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.readers.base import SHORT
-from elias.data.writers import write_lines
+from elias.data.readers.npz import RAW
+from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -38,6 +35,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+VOCABULARY = 50_000
+"""Number of different words."""
+WORDS_PER_TOPIC, WORDS_PER_LABEL = 30, 3
+"""Number of different words of each topic, and of each label in each of its modes."""
+TOPIC_WORDS, NOISE_WORDS = 4, 3
+"""Number of topic words and of noise words in each text. Noise follows a power law."""
+LABEL_SIGNAL = 0.8
+"""Probability that a label of a point adds one of its words to the text."""
+LABELS_PER_TOPIC = 32
+"""Number of labels that have their first mode in the same topic."""
+POINTS_PER_MODE = 8
+"""A label gets one mode per this many expected training points, up to ``modes``."""
 _SYLLABLES = np.array([c + v for c in "bcdfghjklmnprstvz" for v in "aeiou"], dtype="S2")
 _SCATTER = 48_271  # coprime to the number of syllables; makes consecutive words dissimilar
 _NAME_SYLLABLES = 3
@@ -45,7 +54,6 @@ _POINTS_PER_CHUNK = 8192
 _CELLS_PER_CHUNK = 1 << 20
 _NO_LABEL = -1
 _NEARLY_ZERO = 1e-9
-_MAY_BE_ZERO = ("seed", "n_test", "n_validation", "tail", "noise_words", "label_signal")
 
 
 def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
@@ -71,74 +79,6 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
     return words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticSpec:
-    """The parameters of a synthetic corpus. The same values give the same corpus."""
-
-    n_points: int
-    """Number of training points."""
-    n_labels: int
-    """Number of labels L."""
-    seed: int = 0
-    n_test: int | None = None
-    """Number of test points. None means a quarter of the training points."""
-    n_validation: int = 0
-    """Number of validation points."""
-    tail: float = 1.0
-    """The r-th most frequent label has probability ∝ r^-tail. 0 makes all labels equally likely."""
-    modes: int = 3
-    """Maximum number of modes of a label. With 1, each label belongs to a single topic."""
-    points_per_mode: int = 8
-    """A label gets one mode per this many expected training points, up to ``modes``."""
-    labels_per_point: float = 3.0
-    """Mean number of labels per point, at least 1. Covering rare labels may increase it."""
-    labels_per_topic: int = 32
-    """Number of labels that have their first mode in the same topic."""
-    vocabulary: int = 50_000
-    """Number of different words."""
-    words_per_topic: int = 30
-    """Number of different words of each topic."""
-    words_per_label: int = 3
-    """Number of different words of each label in each of its modes."""
-    topic_words: int = 4
-    """Number of topic words in each text."""
-    noise_words: int = 3
-    """Number of noise words in each text. The first words of the vocabulary are most frequent."""
-    label_signal: float = 0.8
-    """Probability that a label of a point adds one of its words to the text."""
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = 0 if name in _MAY_BE_ZERO else 1
-            if value is not None and not value >= least:
-                raise DataError(f"synthetic corpus: {name} must be at least {least}, not {value}")
-        if self.label_signal > 1:
-            raise DataError(f"synthetic corpus: label_signal is at most 1, not {self.label_signal}")
-
-    @property
-    def n_topics(self) -> int:
-        """Return the number of topics. If possible, all modes of a label have different topics."""
-        return min(self.n_labels, max(2 * self.modes, -(-self.n_labels // self.labels_per_topic)))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Return the number of points of each split that is not empty."""
-        n_test = -(-self.n_points // 4) if self.n_test is None else self.n_test
-        sizes = zip(SPLITS, (self.n_points, self.n_validation, n_test), strict=True)
-        return {name: size for name, size in sizes if size}
-
-
-class Points(NamedTuple):
-    """A chunk of points of a synthetic corpus."""
-
-    texts: list[str]
-    lengths: Ints
-    """The number of labels of each point."""
-    label_ids: NDArray[np.int32]
-    """The label ids of all points, concatenated. The ids of each point are sorted."""
-    topics: Ints
-
-
 class CorpusGenerator:
     """Draws points from topics, labels and words.
 
@@ -146,64 +86,114 @@ class CorpusGenerator:
     carries no information.
     """
 
-    def __init__(self, spec: SyntheticSpec) -> None:
-        self.spec = spec
-        rng = np.random.default_rng([spec.seed, 0])
-        self.ids = rng.permutation(spec.n_labels).astype(np.int32)
-        self.n_with_mode = self._count_modes()
+    def __init__(
+        self,
+        n_points: int,
+        n_labels: int,
+        seed: int = 0,
+        *,
+        n_test: int | None = None,
+        n_validation: int = 0,
+        tail: float = 1.0,
+        modes: int = 3,
+        labels_per_point: float = 3.0,
+    ) -> None:
+        """Choose the topics of all labels.
+
+        Args:
+            n_points: Number of training points.
+            n_labels: Number of labels L.
+            seed: Seed of all random choices.
+            n_test: Number of test points. None means a quarter of the training points.
+            n_validation: Number of validation points.
+            tail: The r-th most frequent label has probability ∝ r^-tail. With 0, all labels are
+                equally likely.
+            modes: Maximum number of modes of a label. With 1, each label belongs to one topic.
+            labels_per_point: Mean number of labels per point, at least 1. Covering rare labels may
+                increase it.
+        """
+        at_least_1: dict[str, float] = {"n_points": n_points, "n_labels": n_labels, "modes": modes}
+        at_least_1["labels_per_point"] = labels_per_point
+        for least, values in ((1, at_least_1), (0, {"seed": seed, "tail": tail})):
+            for name, value in values.items():
+                if not value >= least:
+                    problem = f"{name} must be at least {least}, not {value}"
+                    raise DataError(f"synthetic corpus: {problem}")
+        self.n_points, self.n_labels, self.seed = n_points, n_labels, seed
+        self.tail, self.labels_per_point = tail, labels_per_point
+        # if possible, all modes of a label have different topics
+        self.n_topics = min(n_labels, max(2 * modes, -(-n_labels // LABELS_PER_TOPIC)))
+        n_test = -(-n_points // 4) if n_test is None else n_test
+        sizes = zip(SPLITS, (n_points, n_validation, n_test), strict=True)
+        self.sizes = {name: size for name, size in sizes if size}
+        rng = np.random.default_rng([seed, 0])
+        self.ids = rng.permutation(n_labels).astype(np.int32)
+        edges = _power_law_cdf(np.arange(1.0, n_labels + 2), n_labels, tail)
+        expected = np.diff(edges) * (n_points * labels_per_point)
+        n_modes = range(2, min(modes, self.n_topics) + 1)
+        more = [int((expected >= POINTS_PER_MODE * mode).sum()) for mode in n_modes]
+        self.n_with_mode = [n_labels, *(n for n in more if n)]
         """Number of labels that have a 1st, 2nd, … mode. They are always the most frequent ones."""
-        self._by_first_topic = rng.permutation(spec.n_labels).astype(np.int32)
+        self._by_first_topic = rng.permutation(n_labels).astype(np.int32)
         self._topic_of = self._draw_topics(rng)
         self._build_members()
         self._plan_covers(rng)
-        self.words = pseudowords(0, spec.vocabulary)
+        self.words = pseudowords(0, VOCABULARY)
 
-    def draw(self, split: str, add_texts: Callable[[list[str]], object]) -> csr_matrix:
-        """Pass the texts of a split to ``add_texts``, chunk by chunk, and return its labels."""
+    def corpus(self) -> Corpus:
+        """Draw all points."""
+        splits: dict[str, Any] = {name: self._draw(name) for name in self.sizes}
+        n_missing = self.n_labels - len(np.unique(splits["train"].labels.indices))
+        coverage = f"Each of the {self.n_labels:,} labels has a training point."
+        if n_missing:
+            coverage = (
+                f"{n_missing:,} of {self.n_labels:,} labels have no training point; "
+                "generate more points, or more labels per point, to cover them."
+            )
+            logger.warning("synthetic corpus: %s", coverage)
+        names = pseudowords(0, self.n_labels, _NAME_SYLLABLES)
+        notes = {"coverage": coverage}
+        return Corpus(label_names=names, format="synthetic", notes=notes, **splits)
+
+    def _draw(self, split: str) -> Split:
+        texts: list[str] = []
         ids, lengths = [], [np.zeros(1, dtype=np.int64)]
-        with progress(f"generating {split} points", self.spec.sizes[split]) as advance:
-            for points in self.chunks(split):
-                add_texts(points.texts)
-                ids.append(points.label_ids)
-                lengths.append(points.lengths)
-                advance(len(points.texts))
+        with progress(f"generating {split} points", self.sizes[split]) as advance:
+            for chunk_texts, chunk_lengths, label_ids, _ in self.chunks(split):
+                texts += chunk_texts
+                ids.append(label_ids)
+                lengths.append(chunk_lengths)
+                advance(len(chunk_texts))
         indices, indptr = np.concatenate(ids), np.cumsum(np.concatenate(lengths))
         data = np.ones(len(indices), dtype=np.float32)
-        return csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, self.spec.n_labels))
+        labels = csr_matrix((data, indices, indptr), shape=(len(texts), self.n_labels))
+        return Split(labels=labels, texts=texts)
 
-    def chunks(self, split: str) -> Iterator[Points]:
-        """Yield the points of a split. If possible, every label has at least one training point."""
-        n_points = self.spec.sizes[split]
+    def chunks(self, split: str) -> Iterator[tuple[list[str], Ints, NDArray[np.int32], Ints]]:
+        """Yield texts, numbers of labels, all label ids (sorted for each point) and topics.
+
+        If possible, every label has at least one training point.
+        """
+        n_points = self.sizes[split]
         step = _CELLS_PER_CHUNK // (self._widest_topic * self._labels_per_cover)
         step = min(max(step, 1), _POINTS_PER_CHUNK)
         stream = 1 + SPLITS.index(split)  # 0 is used in __init__
         for number, start in enumerate(range(0, n_points, step)):
-            rng = np.random.default_rng([self.spec.seed, stream, number])
+            rng = np.random.default_rng([self.seed, stream, number])
             rows = np.arange(start, min(start + step, n_points))
             topics, forced = self._draw_topics_of_points(rng, len(rows))
             if split == "train":
                 self._cover(rows, topics, forced)
             ranks, modes = self._draw_labels(rng, topics, forced)
-            ids = np.where(ranks == _NO_LABEL, self.spec.n_labels, self.ids[ranks])
+            ids = np.where(ranks == _NO_LABEL, self.n_labels, self.ids[ranks])
             ids.sort(axis=1)
-            yield Points(
-                texts=self._draw_texts(rng, topics, ranks, modes),
-                lengths=(ranks != _NO_LABEL).sum(axis=1),
-                label_ids=ids[ids < self.spec.n_labels].astype(np.int32),
-                topics=topics,
-            )
-
-    def _count_modes(self) -> list[int]:
-        spec = self.spec
-        edges = _power_law_cdf(np.arange(1.0, spec.n_labels + 2), spec.n_labels, spec.tail)
-        expected = np.diff(edges) * (spec.n_points * spec.labels_per_point)
-        n_modes = min(spec.modes, spec.n_topics)
-        more = [int((expected >= spec.points_per_mode * m).sum()) for m in range(2, n_modes + 1)]
-        return [spec.n_labels, *(n for n in more if n)]
+            label_ids = ids[ids < self.n_labels].astype(np.int32)
+            texts = self._draw_texts(rng, topics, ranks, modes)
+            yield texts, (ranks != _NO_LABEL).sum(axis=1), label_ids, topics
 
     def _draw_topics(self, rng: np.random.Generator) -> list[NDArray[np.int32]]:
         """Return, for each mode, the topics of the labels with it. A label's topics differ."""
-        n_topics, n_labels = self.spec.n_topics, self.spec.n_labels
+        n_topics, n_labels = self.n_topics, self.n_labels
         topic_of = [np.empty(n_labels, dtype=np.int32)]
         topic_of[0][self._by_first_topic] = np.arange(n_labels) * n_topics // n_labels
         for n in self.n_with_mode[1:]:
@@ -216,17 +206,12 @@ class CorpusGenerator:
 
     def _build_members(self) -> None:
         """Store the labels of each topic, and the modes that assign them to it, in CSR layout."""
-        n_modes, n_labels = len(self.n_with_mode), self.spec.n_labels
-        keys = np.concatenate(
-            [
-                (topics.astype(np.int64) * n_labels + np.arange(len(topics))) * n_modes + mode
-                for mode, topics in enumerate(self._topic_of)
-            ]
-        )
-        keys.sort()
-        self._member_mode = (keys % n_modes).astype(np.int8)
-        self._member_rank = (keys // n_modes % n_labels).astype(np.int32)
-        sizes = np.bincount(keys // (n_modes * n_labels), minlength=self.spec.n_topics)
+        ranks = np.concatenate([np.arange(n) for n in self.n_with_mode])
+        modes = np.repeat(np.arange(len(self.n_with_mode)), self.n_with_mode)
+        topics = np.concatenate(self._topic_of)
+        order = np.lexsort((modes, ranks, topics))
+        self._member_mode, self._member_rank = modes[order], ranks[order]
+        sizes = np.bincount(topics, minlength=self.n_topics)
         self._member_start = np.concatenate([[0], np.cumsum(sizes)])
         self._widest_topic = int(sizes.max())
 
@@ -238,16 +223,14 @@ class CorpusGenerator:
         more covers than points, only half of the points are covers, and the labels of the other
         points are drawn only by the power law.
         """
-        spec = self.spec
-        widest = -(-spec.n_labels // spec.n_topics)
-        most = int(spec.labels_per_point)
-        for per_cover in range(1, most + 1):
+        widest = -(-self.n_labels // self.n_topics)
+        for per_cover in range(1, int(self.labels_per_point) + 1):
             per_topic = -(-widest // per_cover)
-            if 2 * per_topic * spec.n_topics <= spec.n_points:
+            if 2 * per_topic * self.n_topics <= self.n_points:
                 break
         self._labels_per_cover, self._covers_per_topic = per_cover, per_topic
-        n_covers = per_topic * spec.n_topics
-        room = n_covers if n_covers <= spec.n_points else spec.n_points // 2
+        n_covers = per_topic * self.n_topics
+        room = n_covers if n_covers <= self.n_points else self.n_points // 2
         self._cover_order = rng.permutation(n_covers)[:room]
 
     def _draw_topics_of_points(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints]:
@@ -256,7 +239,7 @@ class CorpusGenerator:
         Return the topics (n,) and the labels that each point must have (n, labels per cover),
         padded with `_NO_LABEL`.
         """
-        ranks = _draw_power_law(rng, n, self.spec.n_labels, self.spec.tail)
+        ranks = _draw_power_law(rng, n, self.n_labels, self.tail)
         modes = (rng.random(n) * self._count_modes_of(ranks)).astype(np.int64)
         topics = np.empty(n, dtype=np.int64)
         for mode, topic_of in enumerate(self._topic_of):
@@ -270,14 +253,13 @@ class CorpusGenerator:
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
         """Set the topic and the prescribed labels of those ``rows`` that are covers, in place."""
-        spec = self.spec
         n_covers = len(self._cover_order)
-        before = rows * n_covers // spec.n_points
-        covering = np.flatnonzero((rows + 1) * n_covers // spec.n_points > before)
+        before = rows * n_covers // self.n_points
+        covering = np.flatnonzero((rows + 1) * n_covers // self.n_points > before)
         covers = self._cover_order[before[covering]]
         topic, part = np.divmod(covers, self._covers_per_topic)
-        first = -(-topic * spec.n_labels // spec.n_topics)
-        end = -(-(topic + 1) * spec.n_labels // spec.n_topics)
+        first = -(-topic * self.n_labels // self.n_topics)
+        end = -(-(topic + 1) * self.n_labels // self.n_topics)
         position = (first + part * self._labels_per_cover)[:, None] + np.arange(forced.shape[1])
         exists = position < end[:, None]
         labels = self._by_first_topic[np.where(exists, position, 0)]
@@ -296,33 +278,33 @@ class CorpusGenerator:
         position = starts[:, None] + np.arange(self._widest_topic)
         exists = position < ends[:, None]
         position = np.where(exists, position, 0)
-        ranks = self._member_rank[position].astype(np.int64)
-        weights = -self.spec.tail * np.log(ranks + 1) - np.log(self._count_modes_of(ranks))
+        ranks = self._member_rank[position]
+        weights = -self.tail * np.log(ranks + 1) - np.log(self._count_modes_of(ranks))
         keys = np.where(exists, weights + rng.gumbel(size=ranks.shape), -np.inf)
         must = (ranks[:, :, None] == forced[:, None, :]).any(axis=2) & exists
         keys[must] = np.inf
-        wanted = 1 + rng.poisson(self.spec.labels_per_point - 1, size=len(topics))
+        wanted = 1 + rng.poisson(self.labels_per_point - 1, size=len(topics))
         wanted = np.clip(wanted, must.sum(axis=1), ends - starts)
         order = np.argsort(-keys, axis=1)[:, : wanted.max()]
         chosen = np.arange(order.shape[1]) < wanted[:, None]
         ranks = np.take_along_axis(ranks, order, axis=1)
-        modes = self._member_mode[np.take_along_axis(position, order, axis=1)].astype(np.int64)
+        modes = self._member_mode[np.take_along_axis(position, order, axis=1)]
         return np.where(chosen, ranks, _NO_LABEL), np.where(chosen, modes, _NO_LABEL)
 
     def _draw_texts(
         self, rng: np.random.Generator, topics: Ints, ranks: Ints, modes: Ints
     ) -> list[str]:
         """Draw the words of each text. Topic words hash even numbers, label words odd numbers."""
-        spec, n = self.spec, len(topics)
-        which = rng.integers(spec.words_per_topic, size=(n, spec.topic_words))
-        of_topic = _hash(2 * (topics[:, None] * spec.words_per_topic + which), spec.seed)
-        which = rng.integers(spec.words_per_label, size=ranks.shape)
+        n = len(topics)
+        which = rng.integers(WORDS_PER_TOPIC, size=(n, TOPIC_WORDS))
+        of_topic = _hash(2 * (topics[:, None] * WORDS_PER_TOPIC + which), self.seed)
+        which = rng.integers(WORDS_PER_LABEL, size=ranks.shape)
         sense = ranks * len(self.n_with_mode) + modes
-        of_labels = _hash(2 * (sense * spec.words_per_label + which) + 1, spec.seed)
-        visible = (ranks != _NO_LABEL) & (rng.random(ranks.shape) < spec.label_signal)
-        of_labels = np.where(visible, of_labels % spec.vocabulary, _NO_LABEL)
-        noise = _draw_power_law(rng, (n, spec.noise_words), spec.vocabulary, 1.0)
-        words = np.hstack([of_topic % spec.vocabulary, of_labels, noise])
+        of_labels = _hash(2 * (sense * WORDS_PER_LABEL + which) + 1, self.seed)
+        visible = (ranks != _NO_LABEL) & (rng.random(ranks.shape) < LABEL_SIGNAL)
+        of_labels = np.where(visible, of_labels % VOCABULARY, _NO_LABEL)
+        noise = _draw_power_law(rng, (n, NOISE_WORDS), VOCABULARY, 1.0)
+        words = np.hstack([of_topic % VOCABULARY, of_labels, noise])
         order = np.argsort(rng.random(words.shape), axis=1)
         words = np.take_along_axis(words, order, axis=1)
         table = self.words
@@ -358,67 +340,28 @@ def _hash(numbers: Ints, seed: int) -> Ints:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
 
 
-def write_synthetic(
-    directory: str | Path, *, n_points: int, n_labels: int, seed: int = 0, **options: Any
-) -> Path:
-    """Generate a corpus on disk, in the ``raw/trn_X.txt`` + ``Y.trn.npz`` format.
-
-    Args:
-        directory: The folder to create. If it exists, it must be empty.
-        n_points: Number of training points.
-        n_labels: Number of labels L.
-        seed: Seed of all random choices.
-        **options: Other fields of `SyntheticSpec`.
-
-    Returns:
-        The folder, which appears only when it is complete.
-    """
-    spec = SyntheticSpec(n_points=n_points, n_labels=n_labels, seed=seed, **options)
-    generator = CorpusGenerator(spec)
-    with staged_folder(Path(directory)) as staging:
-        write_lines(staging / "raw" / "Y.txt", pseudowords(0, n_labels, _NAME_SYLLABLES))
-        coverage = ""
-        for split in spec.sizes:
-            path = staging / "raw" / f"{SHORT[split]}_X.txt"
-            with path.open("w", encoding="utf-8", newline="\n") as out:
-                labels = generator.draw(split, lambda texts: out.write("\n".join([*texts, ""])))
-            save_npz(staging / f"Y.{SHORT[split]}.npz", labels)
-            coverage = coverage or _describe_coverage(labels)  # of the training split
-        fields = "\n".join(f"- {name} = {value}" for name, value in asdict(spec).items())
-        note = f"# A generated corpus\n\n{coverage}\n\n{fields}\n"
-        (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
-    return Path(directory)
-
-
 def synthetic_corpus(n_points: int, n_labels: int, seed: int = 0, **options: Any) -> Corpus:
-    """Generate the same corpus as `write_synthetic`, in memory.
+    """Generate a corpus. The options are those of `CorpusGenerator`.
 
     >>> corpus = synthetic_corpus(n_points=40, n_labels=20, modes=2)
     >>> len(corpus.train), corpus.n_labels, corpus.label_frequencies().min() > 0
     (40, 20, np.True_)
     """
-    spec = SyntheticSpec(n_points=n_points, n_labels=n_labels, seed=seed, **options)
-    generator = CorpusGenerator(spec)
-    splits: dict[str, Any] = {}
-    for name in spec.sizes:
-        texts: list[str] = []
-        splits[name] = Split(labels=generator.draw(name, texts.extend), texts=texts)
-    return Corpus(
-        label_names=pseudowords(0, n_labels, _NAME_SYLLABLES),
-        format="synthetic",
-        notes={"coverage": _describe_coverage(splits["train"].labels)},
-        **splits,
-    )
+    return CorpusGenerator(n_points, n_labels, seed, **options).corpus()
 
 
-def _describe_coverage(labels: csr_matrix) -> str:
-    n_labels = labels.shape[1]
-    n_missing = n_labels - len(np.unique(labels.indices))
-    if not n_missing:
-        return f"Each of the {n_labels:,} labels has a training point."
-    message = (
-        f"{n_missing:,} of {n_labels:,} labels have no training point; "
-        "generate more points, or more labels per point, to cover them."
-    )
-    logger.warning("synthetic corpus: %s", message)
-    return message
+def write_synthetic(
+    directory: str | Path, *, n_points: int, n_labels: int, seed: int = 0, **options: Any
+) -> Path:
+    """Generate the same corpus as `synthetic_corpus`, and write it to a new or empty folder.
+
+    The format is ``raw/trn_X.txt`` + ``Y.trn.npz``. The folder appears only when it is complete.
+    """
+    with staged_folder(Path(directory)) as staging:
+        corpus = synthetic_corpus(n_points, n_labels, seed, **options)
+        write_npz_folder(corpus, staging, RAW)
+        given = {"n_points": n_points, "n_labels": n_labels, "seed": seed, **options}
+        fields = "\n".join(f"- {name} = {value}" for name, value in given.items())
+        note = f"# A generated corpus\n\n{corpus.notes['coverage']}\n\n{fields}\n"
+        (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
+    return Path(directory)

@@ -152,8 +152,6 @@ def _left_out(corpus: Corpus, format: str) -> list[str]:
             missing.append("features")
         if any(split.filters is not None for split in splits):
             missing.append("filter pairs")
-        if corpus.label_features is not None:
-            missing.append("label features")
         if corpus.label_table.has_details:
             missing.append("ids, synonyms and descriptions of the labels")
         n_unused = corpus.n_labels - len(_used_labels(corpus))
@@ -318,8 +316,6 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
 def write_npz_folder(corpus: Corpus, folder: Path, names: FileNames) -> None:
     """Write a corpus into a folder as text lines and npz matrices."""
     write_lines(folder / names.label_names, corpus.label_names)
-    if corpus.label_features is not None:
-        save_npz(folder / "X.lbl.npz", corpus.label_features)
     for name, split in corpus.splits.items():
         short = SHORT[name]
         save_npz(folder / f"Y.{short}.npz", split.labels)
@@ -331,7 +327,6 @@ def write_npz_folder(corpus: Corpus, folder: Path, names: FileNames) -> None:
 
 def _write_xmc(corpus: Corpus, folder: Path) -> None:
     write_lines(folder / "Y.txt", corpus.label_names)
-    _write_matrix(folder, "lbl", corpus.label_features)
     for name, split in corpus.splits.items():
         assert split.features is not None
         sizes = f"{len(split)} {split.features.shape[1]} {split.labels.shape[1]}"
@@ -350,7 +345,6 @@ def _write_lf(corpus: Corpus, folder: Path) -> None:
     for short, rows in parts.items():
         with (folder / f"{short}.json.gz").open("wb") as raw, _gzip(raw) as stream:
             _write_json(stream, rows)
-    _write_matrix(folder, "lbl", corpus.label_features)
     for name, split in corpus.splits.items():
         _write_matrix(folder, SHORT[name], split.features)
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from elias.experiments.compare import compare
 from elias.experiments.models import ablation
-from elias.experiments.prune import prune
 from elias.experiments.runner import Plan, Result, Setting, run_experiment
-from elias.experiments.sweep import sweep
+from elias.experiments.sweep import prune, sweep
 
 __all__ = ["Plan", "Result", "Setting", "ablation", "compare", "prune", "run_experiment", "sweep"]
 

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from scipy.sparse import csr_matrix, issparse, load_npz, save_npz
+from scipy.sparse import csr_matrix, load_npz, save_npz
 
 from elias.baselines import NearestNeighbours
 from elias.baselines.knn import NEIGHBOURS
@@ -38,6 +39,9 @@ from elias.text.vectorizer import Featurizer, unit_rows
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
     from elias.experiments.runner import Setting
+
+    Timed = tuple[csr_matrix, float]
+    """The features of points, and the seconds that computing them took."""
 
 
 logger = logging.getLogger(__name__)
@@ -83,23 +87,19 @@ def compare(
         if config.index.kind != "all":
             tasks.append(models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all))
     tasks.append(_neighbours_task(models))
-    peers = find_peers(interpreters or {})
-    versions = {package: peer.version for package, peer in peers.items()}
+    pythons = dict.fromkeys(run_peer.DISTRIBUTIONS, Path(sys.executable)) | dict(interpreters or {})
+    versions = {package: _find_version(python, package) for package, python in pythons.items()}
+    features = lru_cache(maxsize=1)(partial(_point_features, setting))
     kinds = [WORDS, RANKER] if ranker_features else [WORDS]
-    features = lru_cache(maxsize=1)(partial(point_features, setting))
-    tasks += [
-        _peer_task(models, peers[run_peer.METHODS[method]], method, kind, seed, features)
-        for kind in kinds
-        for seed in setting.seeds
-        for method in run_peer.METHODS
-    ]
+    for kind, seed in product(kinds, setting.seeds):
+        for method, package in run_peer.METHODS.items():
+            peer = pythons[package], versions[package]
+            tasks.append(_peer_task(models, method, *peer, kind, seed, features))
     remarks = [
         "Times include the computation of features. Peers read tf-idf of words unless stated "
         "otherwise, and train on the validation points too."
     ]
-    remarks += [
-        _PEER_REMARKS[name].format(version) for name, version in versions.items() if version
-    ]
+    remarks += [_PEER_REMARKS[name].format(found) for name, found in versions.items() if found]
     return Plan(
         name="compare",
         title="Comparison with other methods (Tables 1 and 2)",
@@ -141,8 +141,7 @@ def _neighbours_task(models: Models) -> Task:
         metrics = models.evaluate(predictions)
         return [Row(name="knn", title=f"kNN-{NEIGHBOURS}", metrics=metrics, costs=costs)]
 
-    decided_by = {"k": NEIGHBOURS, "eval": setting.config.to_dict()["eval"]}
-    return Task(name="knn", title="nearest neighbours", decided_by=decided_by, measure=measure)
+    return Task("knn", "nearest neighbours", measure)
 
 
 def _costs(
@@ -153,49 +152,25 @@ def _costs(
     return dict(zip(COSTS, values, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class PointFeatures:
-    """Features of the training and test points, with the time to compute each."""
+def _point_features(setting: Setting, kind: str) -> tuple[Timed, Timed]:
+    """Compute the word tf-idf, or the ranker's sparse features, of the training and test points.
 
-    train: csr_matrix
-    test: csr_matrix
-    train_seconds: float
-    test_seconds: float
-
-
-def point_features(setting: Setting, kind: str) -> PointFeatures:
-    """Compute the features of all points, which are word tf-idf or the ranker's sparse features.
-
-    Embeddings are not included. If the corpus has features instead of texts, each row is only
-    scaled to unit length.
+    If the corpus has features instead of texts, each row is only scaled to unit length.
     """
-    splits = [setting.corpus.split(name) for name in ("train", "test")]
-    points: list[Any] = [s.features if s.texts is None else s.texts for s in splits]
-    train, test = points
+    train, test = (setting.corpus.split(name) for name in ("train", "test"))
     start = time.perf_counter()
-    transform: Callable[[Any], csr_matrix]
-    if issparse(train):
-        transform = unit_rows
-    elif kind == WORDS:
-        transform = Featurizer.fit(train, char_ngrams=(0, 0), min_count=1).transform
-    else:
-        transform = RankerFeatures.fit(train, setting.config.rerank).transform
-    train_features = transform(train)
+    points: list[Any] = [train.features, test.features]
+    transform: Callable[[Any], csr_matrix] = unit_rows
+    if train.texts is not None:
+        points = [train.texts, test.texts]
+        if kind == WORDS:
+            transform = Featurizer.fit(train.texts, char_ngrams=(0, 0), min_count=1).transform
+        else:
+            transform = RankerFeatures.fit(train.texts, setting.config.rerank).transform
+    train_features = transform(points[0])
     middle = time.perf_counter()
-    test_features = transform(test)
-    return PointFeatures(
-        train_features, test_features, middle - start, time.perf_counter() - middle
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer package, and the Python interpreter in which it is installed."""
-
-    package: str
-    python: Path
-    version: str | None
-    """Version of the package; None if it cannot be imported."""
+    test_features = transform(points[1])
+    return (train_features, middle - start), (test_features, time.perf_counter() - middle)
 
 
 class PeerFailedError(Exception):
@@ -223,80 +198,62 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
     return interpreters
 
 
-def find_peers(interpreters: Mapping[str, Path]) -> dict[str, Peer]:
-    """Look up each package in its interpreter, which defaults to the current one."""
-    peers = {}
-    for package in run_peer.DISTRIBUTIONS:
-        python = interpreters.get(package, Path(sys.executable))
-        with TemporaryDirectory() as folder:
-            try:
-                version = _call(python, "probe", package, Path(folder))["version"]
-            except PeerFailedError as failure:
-                logger.debug("%s: %s", python, failure)
-                version = None
-        peers[package] = Peer(package, python, version)
-    return peers
+def _find_version(python: Path, package: str) -> str | None:
+    """Return the version of a peer package in an interpreter, or None if it cannot be imported."""
+    with TemporaryDirectory() as folder:
+        try:
+            return str(_call(python, "probe", package, Path(folder))["version"])
+        except PeerFailedError as failure:
+            logger.debug("%s: %s", python, failure)
+            return None
 
 
 def _peer_task(
     models: Models,
-    peer: Peer,
     method: str,
+    python: Path,
+    version: str | None,
     kind: str,
     seed: int,
-    features: Callable[[str], PointFeatures],
+    features: Callable[[str], tuple[Timed, Timed]],
 ) -> Task:
-    """Return the task that measures one method on one kind of features."""
-    setting = models.setting
+    """Return the task that measures one method of a peer on one kind of features."""
+    setting, package = models.setting, run_peer.METHODS[method]
     title = f"{PEER_TITLES[method]}{{}}{FEATURES[kind]}"
-    config = setting.config.to_dict()
-    empty = Row(
-        name=f"{method}/{kind}",
-        title=title.format(""),
-        seed=seed,
-        settings={"peer": peer.package, "version": peer.version, "features": kind},
-    )
+    settings = {"peer": package, "version": version, "features": kind}
+    empty = Row(name=f"{method}/{kind}", title=title.format(""), seed=seed, settings=settings)
 
     def measure() -> list[Row]:
-        if peer.version is None:
-            note = f"{run_peer.DISTRIBUTIONS[peer.package]} not found; name an interpreter that "
-            return [replace(empty, note=f"{note}has it: --peer-python {peer.package}=PATH")]
-        inputs = features(kind)
-        seeds = [PEER_SEEDS * seed + i for i in range(PEER_SEEDS)]
+        if version is None:
+            note = f"{run_peer.DISTRIBUTIONS[package]} not found; name an interpreter that "
+            return [replace(empty, note=f"{note}has it: --peer-python {package}=PATH")]
+        (train, train_seconds), (test, test_seconds) = features(kind)
         rows = []
         try:
-            for part, predictions in _run(peer, method, inputs, setting, seeds):
+            for part, predictions in _run(python, method, train, test, setting, seed):
                 name = part["name"]  # empty for a single model; x3 for an ensemble of three
-                train_seconds = inputs.train_seconds + part["train_seconds"]
-                predict_seconds = inputs.test_seconds + part["predict_seconds"]
+                times = (
+                    train_seconds + part["train_seconds"],
+                    test_seconds + part["predict_seconds"],
+                )
                 row = replace(
                     empty,
                     name=f"{method}-{name}/{kind}" if name else empty.name,
                     title=title.format(f" ×{name[1:]}" if name else ""),
                     metrics=models.evaluate(predictions),
-                    costs=_costs(setting, train_seconds, predict_seconds, part["megabytes"]),
+                    costs=_costs(setting, *times, part["megabytes"]),
                 )
                 rows.append(row)
         except PeerFailedError as failure:
             return [replace(empty, note=f"failed: {failure}")]
         return rows
 
-    return Task(
-        name=f"{method}-{kind}-seed{seed}",
-        title=f"{empty.title}, seed {seed}",
-        decided_by={
-            "peer": [peer.package, peer.version],
-            "method": method,
-            "features": [kind, config["rerank"]],
-            "eval": config["eval"],
-            "seed": seed,
-        },
-        measure=measure,
-    )
+    name = f"{method}-{version}-{kind}-seed{seed}"
+    return Task(name, f"{empty.title}, seed {seed}", measure)
 
 
 def _run(
-    peer: Peer, method: str, features: PointFeatures, setting: Setting, seeds: list[int]
+    python: Path, method: str, train: csr_matrix, test: csr_matrix, setting: Setting, seed: int
 ) -> Iterator[tuple[dict[str, Any], Predictions]]:
     """Train a method of a peer, and yield the times, size and test predictions of each model.
 
@@ -305,6 +262,7 @@ def _run(
     """
     corpus = setting.corpus
     top_k = EVALUATED + max_filtered(corpus.split("test"))
+    seeds = [PEER_SEEDS * seed + i for i in range(PEER_SEEDS)]
     for stale in setting.folder.glob(f"{_FOLDER_PREFIX}*"):
         shutil.rmtree(stale, ignore_errors=True)  # left behind by a command that was killed
     with (
@@ -313,15 +271,13 @@ def _run(
     ):
         folder = Path(out)
         job: dict[str, Any] = {"method": method, "seeds": seeds, "top_k": top_k, "out": out}
-        matrices = {"train_x": features.train, "train_y": corpus.train.labels}
-        for name, matrix in {**matrices, "test_x": features.test}.items():
-            plain = csr_matrix(matrix, copy=True)
-            plain.sort_indices()
+        matrices = {"train_x": train, "train_y": corpus.train.labels, "test_x": test}
+        for name, matrix in matrices.items():
             job[name] = str(folder / f"{name}.npz")
-            save_npz(job[name], plain, compressed=False)
+            save_npz(job[name], csr_matrix(matrix).sorted_indices(), compressed=False)
         path = folder / "job.json"
         path.write_text(json.dumps(job), encoding="utf8")
-        for part in _call(peer.python, "run", str(path), folder)["parts"]:
+        for part in _call(python, "run", str(path), folder)["parts"]:
             yield part, Predictions.from_csr(load_npz(part["scores"]), top_k, corpus.label_names)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,20 +36,15 @@ from elias.experiments.runner import (
 )
 from elias.inference.predict import (
     ENSEMBLE,
-    SearchOptions,
-    cached_tokens,
     drop_filtered,
-    max_filtered,
-    rank_candidates,
-    search_member,
     split_inputs,
 )
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure
 from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER
 from elias.predictions import Predictions
-from elias.report.sections import COMPONENTS
-from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
+from elias.report.report import COMPONENTS
+from elias.rerank.calibration import MIN_POINTS, is_word
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.train import train
@@ -277,34 +271,13 @@ class Models:
             trained = self.get(run, config)
             return self.component_rows(trained, trained.model.components, name, titles)
 
-        decided_by = {"config": model_settings(config.to_dict()), "timed": self.timed}
-        return Task(name=run, title=f"{title}, seed {seed}", decided_by=decided_by, measure=measure)
-
-    def search(self, model: Elias) -> dict[str, Predictions]:
-        """Search the test points once, and rank the candidates by each component.
-
-        Also rank by calibrated scores with the other formulas of `MIXTURES`: this is why points are
-        searched that training has searched. Filtered pairs are not dropped, because an ensemble
-        needs them.
-        """
-        test, encoder = self.setting.corpus.split("test"), model.model.encoder
-        inputs, top_k = split_inputs(test, encoder), EVALUATED + max_filtered(test)
-        tokens, components = cached_tokens(test, encoder), model.components
-        candidates = search_member(model, tokens, components, SearchOptions(top_k))
-        ranked = rank_candidates(model, candidates, inputs, components, top_k)
-        if model.reranker is not None and CALIBRATE in components:
-            changed = copy(model)
-            for mixture in MIXTURES.keys() - {model.reranker.mixture}:
-                changed.reranker = replace(model.reranker, mixture=mixture)
-                other = rank_candidates(changed, candidates, inputs, [CALIBRATE], top_k)
-                ranked[f"{CALIBRATE}-{mixture}"] = other[CALIBRATE]
-        return ranked
+        return Task(run, f"{title}, seed {seed}", measure)
 
     def full_model_tasks(self, seed: int, members: int, titles: Mapping[str, str]) -> list[Task]:
         """Return a task for each member of the full model, then a task for the ensemble.
 
-        There is a row for each component of the saved model. Unless `timed`, there are also rows
-        for earlier stages and for the alternative mixture of calibrated scores.
+        There is a row for each component of the saved model and, unless `timed`, for each earlier
+        stage.
 
         Args:
             seed: Seed of the first member.
@@ -315,84 +288,41 @@ class Models:
             raise ConfigError(f"--members must be >= 1, not {members}")
         first = replace(self.setting.config, seed=seed)
         configs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(members)}
-        settings = {run: model_settings(config.to_dict()) for run, config in configs.items()}
-        searched: dict[str, dict[str, Predictions]] = {}  # by run, until the ensemble is measured
-        kept = searched if members > 1 else None
+
+        def measure_member(run: str, member: int) -> list[Row]:
+            trained = self.get(run, configs[run])
+            model = trained.model
+            components = model.components if self.timed else model.metadata["metrics"]
+            rows = self.component_rows(trained, components, MAIN_MODEL, titles)
+            return [replace(row, settings={**row.settings, "member": member}) for row in rows]
+
+        def measure_ensemble() -> list[Row]:
+            return self._ensemble_rows(configs, seed, titles[ENSEMBLE])
+
         tasks = []
         for member, (run, config) in enumerate(configs.items()):
             self.check(run, config)
             which = f"member {member + 1} of {members}" if member else "the model"
-            decided_by = {"config": settings[run], "timed": self.timed, "stages": not self.timed}
-            task = Task(
-                name=run,
-                title=f"{which}, seed {seed}",
-                decided_by=decided_by,
-                measure=partial(self._member_rows, run, config, member, titles, kept),
-            )
-            tasks.append(task)
+            measure = partial(measure_member, run, member)
+            tasks.append(Task(run, f"{which}, seed {seed}", measure))
         if members > 1:
-            task = Task(
-                name=run_name(ENSEMBLE, seed),
-                title=f"the ensemble of {members}, seed {seed}",
-                decided_by={"members": list(settings.values()), "timed": self.timed},
-                measure=partial(self._ensemble_rows, configs, seed, titles, searched),
-            )
-            tasks.append(task)
+            name = run_name(f"{ENSEMBLE}-of-{members}", seed)
+            tasks.append(Task(name, f"the ensemble of {members}, seed {seed}", measure_ensemble))
         return tasks
 
-    def _member_rows(
-        self,
-        run: str,
-        config: ResolvedConfig,
-        member: int,
-        titles: Mapping[str, str],
-        searched: dict[str, dict[str, Predictions]] | None,
-    ) -> list[Row]:
-        """Measure a member of the full model; keep its predictions in ``searched`` if given."""
-        trained = self.get(run, config)
-        model, rows = trained.model, []
-        components = model.components if self.timed else model.metadata["metrics"]
-        for row in self.component_rows(trained, components, MAIN_MODEL, titles):
-            rows.append(row)
-            if not self.timed and row.settings["component"] == CALIBRATE:
-                ranked = self.search(model)
-                rows += self._mixture_rows(row, ranked)
-                if searched is not None:
-                    searched[run] = ranked
-        return [replace(row, settings={**row.settings, "member": member}) for row in rows]
-
-    def _mixture_rows(self, row: Row, ranked: Mapping[str, Predictions]) -> list[Row]:
-        """Return rows like that of the calibration for the other mixtures of its scores."""
-        return [
-            replace(
-                row,
-                name=f"{row.name}-{mixture}",
-                title=f"{row.title}, mixed as {formula}",
-                metrics=self.evaluate(ranked[f"{CALIBRATE}-{mixture}"]),
-                settings={**row.settings, "mixture": mixture},
-            )
-            for mixture, formula in MIXTURES.items()
-            if f"{CALIBRATE}-{mixture}" in ranked
-        ]
-
     def _ensemble_rows(
-        self,
-        configs: Mapping[str, ResolvedConfig],
-        seed: int,
-        titles: Mapping[str, str],
-        searched: dict[str, dict[str, Predictions]],
+        self, configs: Mapping[str, ResolvedConfig], seed: int, title: str
     ) -> list[Row]:
         """Measure the mean of the members, with and without label names."""
         trained = [self.get(run, config) for run, config in configs.items()]
-        parts = [
-            searched.pop(run) if run in searched else self.search(one.model)
-            for run, one in zip(configs, trained, strict=True)
-        ]
-        rows, components = [], trained[0].model.components
-        for component in [CALIBRATE, NAMES] if NAMES in components else components[-1:]:
+        test, components = self.setting.corpus.split("test"), trained[0].model.components
+        measured = [CALIBRATE, NAMES] if NAMES in components else components[-1:]
+        parts = [one.model.predict_components(test, measured) for one in trained]
+        rows = []
+        for component in measured:
             row = Row(
                 name=f"{MAIN_MODEL}/{ENSEMBLE}",
-                title=titles[ENSEMBLE],
+                title=title,
                 seed=seed,
                 metrics=self.evaluate(Predictions.merge([part[component] for part in parts])),
                 costs=self._costs(trained, component),
@@ -403,7 +333,7 @@ class Models:
                 row = replace(
                     row,
                     name=f"{row.name}-unnamed",
-                    title=f"{row.title.replace(' with label names', '')}, without label names",
+                    title=f"{title.replace(' with label names', '')}, without label names",
                     settings={**row.settings, "names": False},
                 )
             rows.append(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import platform
@@ -242,14 +241,13 @@ def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Marku
     return plot.svg(f"{described}.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """A unit of work of an experiment. Its rows are stored together when it is finished."""
 
     name: str
+    """Identifies the task: its results are reused for the same name, configuration and corpus."""
     title: str
-    decided_by: Mapping[str, Any]
-    """JSON values that determine the results, together with the corpus."""
     measure: Callable[[], list[Row]]
 
 
@@ -287,12 +285,7 @@ def run_experiment(plan: Plan) -> Result:
     Raises:
         RunError: If the folder has results of another configuration or of other data.
     """
-    digests = {task.name: _digest(task, plan.setting) for task in plan.tasks}
     started, stored = _read_earlier(plan)
-    # drop results of changed inputs, but keep those of tasks that are not in this plan
-    stored = {
-        name: t for name, t in stored.items() if digests.get(name, t["digest"]) == t["digest"]
-    }
     plan.setting.folder.mkdir(parents=True, exist_ok=True)
     for number, task in enumerate(plan.tasks, start=1):
         title = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
@@ -302,20 +295,10 @@ def run_experiment(plan: Plan) -> Result:
         logger.info("%s", title)
         start = time.monotonic()
         rows = [asdict(row) for row in task.measure()]
-        stored[task.name] = {
-            "name": task.name,
-            "digest": digests[task.name],
-            "seconds": round(time.monotonic() - start, 3),
-            "rows": rows,
-        }
+        spent = round(time.monotonic() - start, 3)
+        stored[task.name] = {"name": task.name, "seconds": spent, "rows": rows}
         _write(plan, started, stored)
     return _write(plan, started, stored)
-
-
-def _digest(task: Task, setting: Setting) -> str:
-    """Return a hash of everything that determines the results of a task."""
-    inputs = json.dumps([task.decided_by, setting.data], sort_keys=True)
-    return hashlib.sha256(inputs.encode()).hexdigest()[:16]
 
 
 def _read_earlier(plan: Plan) -> tuple[str, dict[str, dict[str, Any]]]:

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 
 import elias
 from elias.data.atomic import digest, staged_file
+from elias.data.load import TextFile
 from elias.data.readers.files import sanitize
-from elias.data.text_rows import TextFile
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat
 from elias.persistence.manifest import fingerprint

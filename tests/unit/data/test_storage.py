@@ -50,7 +50,6 @@ def assert_same(memory, disk):
     assert disk.label_names == memory.label_names
     assert dict(disk.notes) == dict(memory.notes)
     assert disk.fingerprint() == memory.fingerprint()
-    assert_same_matrix(disk.label_features, memory.label_features)
     for name, split in memory.splits.items():
         twin = disk.split(name)
         assert (twin.texts is None) == (split.texts is None)
@@ -71,7 +70,7 @@ def assert_same_matrix(ours, theirs):
 
 
 def with_features(corpus, seed=0):
-    """The corpus with features of its points and labels, some of these empty."""
+    """The corpus with features of its points, some of these empty."""
     rng = np.random.default_rng(seed)
 
     def features(n_rows):
@@ -81,9 +80,7 @@ def with_features(corpus, seed=0):
 
     splits = {name: replace(s, features=features(len(s))) for name, s in corpus.splits.items()}
     splits["test"] = replace(splits["test"], filters=np.array([[0, 1], [2, 0]]))
-    return replace(
-        corpus.with_splits(**splits), label_features=features(corpus.n_labels), source=None
-    )
+    return replace(corpus.with_splits(**splits), source=None)
 
 
 ALL = ["jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf"]
@@ -141,7 +138,6 @@ def test_a_folder_of_label_and_feature_matrices_is_the_same(tmp_path, with_texts
         (folder / f"{short}_X_Xf.txt").write_text(sparse_lines(split.features))
         if with_texts:
             (folder / f"{short}_X.txt").write_text("".join(f"{text}\r\n" for text in split.texts))
-    (folder / "lbl_X_Xf.txt").write_text(sparse_lines(made.label_features))
 
     assert_same(*both(folder))
 

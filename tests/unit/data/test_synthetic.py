@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data.synthetic import CorpusGenerator, SyntheticSpec, synthetic_corpus, write_synthetic
+from elias.data import synthetic
+from elias.data.synthetic import CorpusGenerator, synthetic_corpus, write_synthetic
 from elias.errors import DataError
 
 
@@ -18,12 +19,12 @@ def files_of(folder):
 
 def draw(**options):
     """A generator and, for each label rank of its training points, the topics it was seen in."""
-    generator = CorpusGenerator(SyntheticSpec(**options))
+    generator = CorpusGenerator(**options)
     rank_of = np.argsort(generator.ids)
     topics_of = defaultdict(Counter)
-    for chunk in generator.chunks("train"):
-        topics = np.repeat(chunk.topics, chunk.lengths)
-        for label, topic in zip(chunk.label_ids.tolist(), topics.tolist(), strict=True):
+    for _, lengths, label_ids, topics in generator.chunks("train"):
+        of_labels = np.repeat(topics, lengths)
+        for label, topic in zip(label_ids.tolist(), of_labels.tolist(), strict=True):
             topics_of[rank_of[label]][topic] += 1
     return generator, topics_of
 
@@ -97,13 +98,14 @@ def test_points_of_a_label_with_modes_fall_in_as_many_unrelated_topics():
     assert len({tuple(sorted(topics_of[rank])) for rank in range(n_three)}) > n_three / 2
 
 
-def test_a_label_has_different_words_in_each_topic():
-    options = {"n_points": 3000, "n_labels": 60, "noise_words": 0, "label_signal": 1.0, "modes": 2}
-    generator = CorpusGenerator(SyntheticSpec(**options, labels_per_point=1, vocabulary=500_000))
+def test_a_label_has_different_words_in_each_topic(monkeypatch):
+    for name, value in {"NOISE_WORDS": 0, "LABEL_SIGNAL": 1.0, "VOCABULARY": 500_000}.items():
+        monkeypatch.setattr(synthetic, name, value)
+    generator = CorpusGenerator(n_points=3000, n_labels=60, modes=2, labels_per_point=1)
     head = generator.ids[0]
     words_by_topic = defaultdict(set)
-    for chunk in generator.chunks("train"):
-        for text, label, topic in zip(chunk.texts, chunk.label_ids, chunk.topics, strict=True):
+    for texts, _, label_ids, topics in generator.chunks("train"):
+        for text, label, topic in zip(texts, label_ids, topics, strict=True):
             if label == head:
                 words_by_topic[topic].update(text.split())
 
@@ -142,11 +144,11 @@ def test_test_points_are_not_training_points():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("n_labels", 0), ("tail", -1.0), ("label_signal", 1.5), ("modes", 0)]
+    ("name", "value"), [("n_labels", 0), ("tail", -1.0), ("labels_per_point", 0.5), ("modes", 0)]
 )
 def test_a_value_that_makes_no_corpus_is_refused_by_name(name, value):
     with pytest.raises(DataError, match=name):
-        SyntheticSpec(**{"n_points": 10, "n_labels": 10, name: value})
+        synthetic_corpus(**{"n_points": 10, "n_labels": 10, name: value})
 
 
 def test_a_folder_in_use_is_refused(tmp_path):

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-LABELS = "labels"
-"""Pseudo-split of chunks that contain features of the labels."""
-
 SHORT = {"train": "trn", "validation": "val", "test": "tst"}
 """The short name of each split in npz and XMC folders."""
 

@@ -19,17 +19,8 @@ if TYPE_CHECKING:
 TEXT_COLUMNS = (
     *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
     *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
-    *(
-        "overview",
-        "plot",
-        "synopsis",
-        "tweet",
-        "post",
-        "article",
-        "passage",
-        "utterance",
-        "caption",
-    ),
+    *("overview", "plot", "synopsis", "tweet", "post", "article", "passage", "utterance"),
+    "caption",
 )
 """Common names of text columns. The first is preferred if none looks like text."""
 

@@ -99,27 +99,6 @@ def open_gzip(raw: IO[bytes]) -> io.BufferedReader:
     return io.BufferedReader(_GzipReader(raw), 1 << 18)
 
 
-class _Recoder(io.RawIOBase):
-    """Reads text in another encoding as UTF-8."""
-
-    def __init__(self, stream: IO[bytes], encoding: str) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        more = b" "
-        while not self._rest and more:
-            more = self._stream.read(READ_BYTES)
-            self._rest = self._decoder.decode(more, final=not more).encode("utf-8", "replace")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-
 def _is_utf8(path: Path, encoding: str | None) -> bool:
     """Return True if an encoding is UTF-8 or None. Raise `DataError` if it is unknown."""
     try:
@@ -145,7 +124,7 @@ def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
             raw.seek(0)
             stream = open_gzip(raw) if is_packed else raw
             if not _is_utf8(path, encoding):
-                stream = io.BufferedReader(_Recoder(stream, encoding or ""), READ_BYTES)
+                stream = codecs.EncodedFile(stream, "utf-8", encoding)  # type: ignore[assignment]
             yield stream
     except FileNotFoundError:
         raise data_error(path, "no such file") from None

@@ -1,7 +1,16 @@
-"""Read a table of labels: ids or URIs, names, synonyms, descriptions and broader labels."""
+"""Read a table of labels: ids or URIs, names, synonyms, descriptions and broader labels.
+
+SKOS vocabularies are read with rdflib.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import logging
+import warnings
+from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.data.readers import base
@@ -9,6 +18,7 @@ from elias.data.readers.files import (
     data_error,
     head_lines,
     iter_lines,
+    open_bytes,
     sanitize,
     short_repr,
 )
@@ -19,13 +29,16 @@ from elias.data.readers.label_cells import (
     split_cells,
     strip_uri,
 )
-from elias.data.readers.table import Rows, column_names, row_chunks
+from elias.data.readers.table import Rows, TableFile
+from elias.errors import quoted
 from elias.labels import LabelTable
+from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = {
     "name": (
@@ -46,6 +59,11 @@ COLUMNS = {
 FILES = tuple(f"labels.{suffix}" for suffix in ("csv", "tsv", "jsonl", "json", "parquet"))
 """Files of a corpus folder that are read as its label table."""
 _SEPARATORS = ("|", ";", "\t")
+SKOS_FORMATS = {
+    **{"ttl": "turtle", "n3": "n3", "nt": "nt", "jsonld": "json-ld"},
+    **{"rdf": "xml", "xml": "xml", "owl": "xml", "skos": "xml"},
+}
+"""The format of a vocabulary, as rdflib calls it, for each suffix of a file name."""
 
 
 def read_label_table(
@@ -67,12 +85,11 @@ def read_label_table(
         return LabelTable(tuple(sanitize([name for name in names if name])[0]))
     if kind == "tsv" and is_uri_list(head_lines(path, encoding)[0].split("\t")[0]):
         return _read_annif_tsv(path, encoding)
-    options = base.ReadOptions(header=True, encoding=encoding)
-    all_names = column_names(path, kind, options)
-    columns = choose_columns(path, all_names, language)
+    table = TableFile(path, kind, base.ReadOptions(header=True, encoding=encoding))
+    columns = choose_columns(path, table.names, language)
     rows: list[tuple[str, str, Sequence[str], str, Sequence[str]]] = []
     line_of: dict[str, int] = {}
-    for chunk in row_chunks(path, "", kind, list(columns.values()), (), options):
+    for chunk in table.chunks("", list(columns.values()), ()):
         cells = {
             part: chunk.texts((columns[part],)) if part in columns else [""] * len(chunk)
             for part in ("name", "id", "description")
@@ -166,3 +183,107 @@ def _split_list(rows: Rows, column: str | None) -> Iterable[Sequence[str]]:
     ends = lists.counts.cumsum()
     values = sanitize(lists.values)[0]
     return [tuple(values[end - count : end]) for end, count in zip(ends, lists.counts, strict=True)]
+
+
+def read_skos(path: Path, language: str | None = None) -> LabelTable:
+    """Read the concepts of a SKOS vocabulary, sorted by URI.
+
+    A concept has a URI, its preferred label in a language, its alternative and hidden labels in
+    that language, its definition or scope note, and the URIs of its broader concepts. Deprecated
+    concepts are left out. If a concept has no label in the language, another one is taken.
+
+    Args:
+        path: The file, gzipped or not. Its suffix gives the format (`SKOS_FORMATS`).
+        language: The language of the labels. It may be None if all labels have the same language.
+
+    Raises:
+        DataError: If rdflib is not installed, the file is not valid, it has no concepts, or the
+            language has to be chosen.
+    """
+    try:
+        from rdflib import OWL, RDF, RDFS, SKOS, Graph, Literal
+    except ImportError:
+        remedy = "install elias-xmc[skos], or save the labels as CSV"
+        raise data_error(path, f"SKOS vocabularies need rdflib; {remedy}") from None
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
+    with progress(f"Reading {path.name}"), open_bytes(path) as stream:
+        content = stream.read()
+        if SKOS_FORMATS[suffix] == "json-ld":
+            _check_contexts(path, content)
+        try:
+            with warnings.catch_warnings(action="ignore"):  # rdflib uses its own deprecated class
+                graph = Graph().parse(io.BytesIO(content), format=SKOS_FORMATS[suffix])
+        except Exception as error:  # rdflib raises errors of many types
+            problem = f"is not valid {SKOS_FORMATS[suffix]} ({quoted(error)})"
+            raise data_error(path, problem) from None
+
+    deprecated = Literal(True)
+    found = set(graph.subjects(RDF.type, SKOS.Concept))
+    concepts = sorted((c for c in found if (c, OWL.deprecated, deprecated) not in graph), key=str)
+    if not concepts:
+        raise data_error(path, "has no skos:Concept; give a SKOS vocabulary")
+
+    def texts(concept: Any, *properties: Any) -> dict[str, list[str]]:
+        """Return the sorted values of properties by language, the first property first."""
+        by_language: dict[str, list[str]] = defaultdict(list)
+        for values in (sorted(graph.objects(concept, name), key=str) for name in properties):
+            for value in values:
+                key = getattr(value, "language", None) or ""
+                by_language[key].append(" ".join(str(value).split()))
+        return by_language
+
+    names = [texts(concept, SKOS.prefLabel, RDFS.label) for concept in concepts]
+    languages = {name for by_language in names for name in by_language if name}
+    # labels without a language fit any
+    language = choose_language(path, language, languages) if languages else None
+    n_other = sum(language is not None and language not in by_language for by_language in names)
+    if n_other:
+        logger.warning(
+            "%s: %d of %d concepts have no label in %r; another language, or the URI, is used",
+            *(path, n_other, len(concepts), language),
+        )
+
+    def rows() -> Iterator[tuple[str, str, list[str], str, list[str]]]:
+        wanted = (language or "", "")
+        for concept, by_language in zip(concepts, names, strict=True):
+            listed = _first(by_language, *wanted, *sorted(by_language))
+            notes = _first(texts(concept, SKOS.definition, SKOS.scopeNote), *wanted)
+            others = texts(concept, SKOS.altLabel, SKOS.hiddenLabel)
+            broader = {*graph.objects(concept, SKOS.broader)}
+            broader |= {*graph.subjects(SKOS.narrower, concept)}
+            name = listed[0] if listed else str(concept)
+            synonyms = [x for x in dict.fromkeys(_first(others, *wanted)) if x != name]
+            yield name, str(concept), synonyms, " ".join(notes), sorted(map(str, broader))
+
+    name_column, ids, synonyms, descriptions, broader = zip(*rows(), strict=True)
+    return LabelTable.from_columns(
+        sanitize(name_column)[0],
+        ids,
+        [sanitize(values)[0] for values in synonyms],
+        sanitize(descriptions)[0],
+        broader,
+    )
+
+
+def _first(by_language: dict[str, list[str]], *languages: str) -> list[str]:
+    """Return the texts in the first of the languages that has any."""
+    return next((by_language[name] for name in languages if by_language.get(name)), [])
+
+
+def _check_contexts(path: Path, content: bytes) -> None:
+    """Refuse a JSON-LD file that would make rdflib load a context from the network or the disk."""
+    try:
+        waiting: list[Any] = [json.loads(content)]
+    except (ValueError, RecursionError) as error:
+        raise data_error(path, f"is not valid JSON ({quoted(error)})") from None
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            contexts = node.get("@context")
+            listed: Iterable[Any] = contexts if isinstance(contexts, list) else [contexts]
+            if "@import" in node or any(isinstance(one, str) for one in listed):
+                problem = "refers to a @context at another address"
+                raise data_error(path, f"{problem}; save it with the context included")
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)

@@ -1,7 +1,7 @@
 """Read folders of text lines and npz matrices.
 
-``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and optionally ``X.trn.npz`` (features)
-and ``X.lbl.npz`` (features of the labels).
+``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and optionally ``X.trn.npz``
+(features).
 
 ``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
 folder ``tfidf-attnxml``. `elias.data.readers.xmc` reads the one-file text format of PECOS.
@@ -73,7 +73,7 @@ class NpzReader(base.IdReader):
         super().__init__(folder, folder, base.read_label_names(folder))
 
     def chunks(self) -> Iterator[base.Chunk]:
-        """Yield the labels, texts and features of each split, then the features of the labels."""
+        """Yield the labels, texts and features of each split."""
         for split, short in base.SHORT.items():
             path = self._folder / f"Y.{short}.npz"
             if not path.is_file():
@@ -91,9 +91,6 @@ class NpzReader(base.IdReader):
                 yield from base.text_chunks(texts, split, labels.shape[0])
             if features is not None:
                 yield base.Chunk(split, features=_read_npz(features, "feature"))
-        path = self._folder / "X.lbl.npz"
-        if path.is_file():
-            yield base.Chunk(base.LABELS, features=_read_npz(path, "feature"))
 
 
 def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:

@@ -17,6 +17,7 @@ import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")
 _DELIMITED = ("csv", "tsv", "xlsx")
-_DEFAULT = base.ReadOptions()
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
@@ -151,14 +151,16 @@ class TableReader(base.Reader):
     ) -> None:
         self.format = kind
         self._source = source
-        self._files = [(split, path) for split, paths in by_split.items() for path in paths]
+        self._files = [
+            (split, TableFile(path, kind, options))
+            for split, paths in by_split.items()
+            for path in paths
+        ]
         self._options = options
         self._in_memory = in_memory
-        first = self._files[0][1]
-        names = column_names(first, kind, options)
-        sample = sample_columns(first, kind, options)
-        columns, self._left_out = choose_columns(first, sample, options)
-        others = [name for name in names if name.strip().lower() in LABEL_COLUMNS]
+        self._first = first = self._files[0][1]
+        columns, self._left_out = choose_columns(first.path, first.sample(), options)
+        others = [name for name in first.names if name.strip().lower() in LABEL_COLUMNS]
         taken = columns.all if options.labels is None else others
         self._other_labels = [name for name in others if name not in taken]
         if "" not in by_split:  # the split is given by the file name, not by a column
@@ -167,9 +169,9 @@ class TableReader(base.Reader):
         self.has_splits = "" not in by_split or columns.split is not None
         # JSON rows may omit other columns, and one of several text columns
         self._required = columns.text if len(columns.text) == 1 else ()
-        for _, path in self._files:
+        for _, file in self._files:
             needed = self._required if kind == "jsonl" else columns.all
-            check_columns(path, needed, column_names(path, kind, options))
+            check_columns(file.path, needed, file.names)
         self._labels: NamedLabels | NumberedLabels = NumberedLabels()
         if columns.ids is None:
             self._labels = NamedLabels(base.read_label_names(source) if source.is_dir() else None)
@@ -211,8 +213,8 @@ class TableReader(base.Reader):
 
     def column(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield the split and the cell of each row, as text, in the order of the points."""
-        for _, path in self._files:
-            check_columns(path, [name], column_names(path, self.format, self._options))
+        for _, file in self._files:
+            check_columns(file.path, [name], file.names)
         split = self._columns.split
         for rows in self._read([name] if split is None else list(dict.fromkeys([name, split]))):
             cells = ("" if label_cells.is_missing(x) else str(x) for x in rows.columns[name])
@@ -220,8 +222,8 @@ class TableReader(base.Reader):
 
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
         required = [name for name in self._required if name in names]
-        for split, path in self._files:
-            yield from row_chunks(path, split, self.format, names, required, self._options)
+        for split, file in self._files:
+            yield from file.chunks(split, names, required)
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
         """Return the label names, and notes on the columns."""
@@ -229,7 +231,7 @@ class TableReader(base.Reader):
             problem = f"no training rows, only: {', '.join(n_points)}; mark some rows as train"
             raise data_error(self._source, problem)
         ids, names = self._labels.finish(n_uses)
-        columns, first = self._columns, self._files[0][1]
+        columns = self._columns
         notes = {"text": _listed(columns.text)}
         if self._left_out:
             notes["text"] += f"; left out: {_listed(self._left_out)}"
@@ -238,7 +240,7 @@ class TableReader(base.Reader):
         if columns.indicators:
             notes["labels"] = f"{_listed(columns.indicators)}, each 0 or 1"
             recorded["labels"] = ",".join(columns.indicators)
-        if self.format in _DELIMITED and not _has_header(first, self.format, self._options):
+        if not self._first.has_header:
             notes["header"] = "none; columns are named by their numbers"
             recorded |= {"header": False, "labels": recorded.get("labels", columns.labels)}
         if self._other_labels:
@@ -291,122 +293,201 @@ def _by_split(
         yield base.Chunk(name, own_texts, own_labels, groups=own_groups)
 
 
-def row_chunks(
-    path: Path,
-    split: str,
-    kind: str,
-    wanted: Sequence[str],
-    required: Sequence[str],
-    options: base.ReadOptions = _DEFAULT,
-) -> Iterator[Rows]:
-    """Yield the rows of a file in chunks with a limited number of rows and characters."""
-    lines: list[int] = []
-    columns: list[list[Any]] = [[] for _ in wanted]
-    size = 0
-    for line, cells in iter_rows(path, kind, wanted, required, options):
-        lines.append(line)
-        for column, cell in zip(columns, cells):  # noqa: B905 - strict takes time
-            column.append(cell)
-            if isinstance(cell, _SIZED):
-                size += len(cell)
-        if len(lines) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
-            yield Rows(path, split, dict(zip(wanted, columns, strict=True)), lines)
-            lines, columns, size = [], [[] for _ in wanted], 0
-    if lines:
-        yield Rows(path, split, dict(zip(wanted, columns, strict=True)), lines)
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table. Its rows are read a few at a time.
 
-
-def iter_rows(
-    path: Path,
-    kind: str,
-    wanted: Sequence[str],
-    required: Sequence[str],
-    options: base.ReadOptions = _DEFAULT,
-) -> Cells:
-    """Yield the line number and the wanted cells of each row of a file.
-
-    Only a few rows are in memory at a time. There are two exceptions that cannot be read in parts:
-    a file that is a single JSON list, and gzipped Parquet.
-
-    Args:
-        path: The file.
-        kind: The format, one of `KINDS`.
-        wanted: The columns to return.
-        required: The columns that every JSON object must have. Other missing cells are None.
-        options: The encoding, and whether there is a header.
+    There are two exceptions that cannot be read in parts: a file that is a single JSON list, and
+    gzipped Parquet.
     """
-    if kind == "parquet":
-        rows = parquet_rows(path, wanted)
-    elif kind == "jsonl":
-        rows = json_cells(path, iter_lines(path, options.encoding), wanted, required)
-    elif kind == "fasttext":
-        rows = _fasttext_rows(path, wanted, options)
-    elif kind == "annif":
-        rows = _annif_rows(path, wanted, options)
-    else:
-        rows = _delimited_rows(path, kind, wanted, options)
-    first = next(rows, None)
-    if first is None:
-        raise data_error(path, "has no rows; it should have one row per text")
-    yield first
-    yield from rows
 
+    path: Path
+    kind: str
+    """The format, one of `KINDS`."""
+    options: base.ReadOptions = base.ReadOptions()  # noqa: RUF009 - it is frozen
+    """The encoding, and whether there is a header."""
 
-def column_names(path: Path, kind: str, options: base.ReadOptions = _DEFAULT) -> list[str]:
-    """Return the column names of a table. For JSON lines, these are the keys of the first rows."""
-    if kind == "parquet":
-        names = list(open_parquet(path).schema_arrow.names)
-        _check_distinct(path, names)
+    @cached_property
+    def names(self) -> list[str]:
+        """Return the column names. For JSON lines, these are the keys of the first rows."""
+        if self.kind == "parquet":
+            names = list(open_parquet(self.path).schema_arrow.names)
+            _check_distinct(self.path, names)
+            return names
+        if self.kind == "jsonl":
+            rows = islice(_json_rows(self.path, self._lines()), _SAMPLE_ROWS)
+            return list(dict.fromkeys(key for _, row in rows for key in row))
+        if self.kind in ("fasttext", "annif"):
+            return ["text", "labels"]
+        if not self.has_header:
+            return numbered_columns(len(self._head[0]))
+        with self._reader(csv.QUOTE_MINIMAL, strict=False) as reader:
+            return self._header(reader)
+
+    @cached_property
+    def has_header(self) -> bool:
+        """Return whether the first line is a header. Only CSV, TSV and Excel may have none."""
+        if self.kind not in _DELIMITED:
+            return True
+        return is_header(self._head if self.options.header is None else (), self.options)
+
+    @cached_property
+    def _head(self) -> list[list[str]]:
+        """Return the first rows of a CSV, TSV or Excel file, stripped, as far as can be read."""
+        reader: Any = _Sheet(self.path)
+        if self.kind != "xlsx":
+            lines = files.head_lines(self.path, self.options.encoding)
+            quoting: Any = csv.QUOTE_MINIMAL if self.kind == "csv" else csv.QUOTE_NONE
+            reader = csv.reader(lines, delimiter=_delimiter(lines), quoting=quoting)
+        rows: list[list[str]] = []
+        with suppress(csv.Error):
+            for row in islice(filter(None, reader), _SAMPLE_ROWS):
+                rows.append([cell.strip() for cell in row])
+        return rows
+
+    def sample(self) -> dict[str, list[Any]]:
+        """Return the first cells of each column."""
+        names = self.names
+        if self.kind in _DELIMITED:
+            rows = [row for row in self._head[self.has_header :] if len(row) == len(names)]
+        else:
+            cells = self.rows(list(dict.fromkeys(names)))
+            rows = [row for _, row in islice(cells, _SAMPLE_ROWS)]
+        columns = zip(*rows, strict=True) if rows else ([] for _ in names)
+        return dict(zip(names, map(list, columns), strict=True))
+
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the text columns that the options name, or else columns that look like text."""
+        if self.options.text is not None:
+            return named_columns(self.path, self.options.text, self.names)
+        return guess_text(self.path, self.sample(), set())[0]
+
+    def chunks(self, split: str, wanted: Sequence[str], required: Sequence[str]) -> Iterator[Rows]:
+        """Yield the rows in chunks with a limited number of rows and characters."""
+        lines: list[int] = []
+        columns: list[list[Any]] = [[] for _ in wanted]
+        size = 0
+        for line, cells in self.rows(wanted, required):
+            lines.append(line)
+            for column, cell in zip(columns, cells):  # noqa: B905 - strict takes time
+                column.append(cell)
+                if isinstance(cell, _SIZED):
+                    size += len(cell)
+            if len(lines) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
+                yield Rows(self.path, split, dict(zip(wanted, columns, strict=True)), lines)
+                lines, columns, size = [], [[] for _ in wanted], 0
+        if lines:
+            yield Rows(self.path, split, dict(zip(wanted, columns, strict=True)), lines)
+
+    def rows(self, wanted: Sequence[str], required: Sequence[str] = ()) -> Cells:
+        """Yield the line number and the wanted cells of each row.
+
+        Args:
+            wanted: The columns to return.
+            required: The columns that every JSON object must have. Other missing cells are None.
+        """
+        if self.kind == "parquet":
+            rows = parquet_rows(self.path, wanted)
+        elif self.kind == "jsonl":
+            rows = json_cells(self.path, self._lines(), wanted, required)
+        elif self.kind in ("fasttext", "annif"):
+            rows = self._line_rows(wanted)
+        else:
+            rows = self._delimited_rows(wanted)
+        first = next(rows, None)
+        if first is None:
+            raise data_error(self.path, "has no rows; it should have one row per text")
+        yield first
+        yield from rows
+
+    def _lines(self) -> Iterator[str]:
+        return iter_lines(self.path, self.options.encoding)
+
+    def _line_rows(self, wanted: Sequence[str]) -> Cells:
+        """Yield the rows of a fastText file, or of a short-text file of Annif."""
+        for number, line in enumerate(self._lines(), start=1):
+            if not line.strip():
+                continue
+            if self.kind == "fasttext":
+                text, labels = _FASTTEXT.sub("", line), _FASTTEXT.findall(line)
+            else:
+                text, _, subjects = line.partition("\t")
+                labels = list(map(strip_uri, subjects.split()))
+            cells = {"text": text.strip(), "labels": labels}
+            yield number, [cells[name] for name in wanted]
+
+    def _delimited_rows(self, wanted: Sequence[str]) -> Cells:
+        is_quoted = self.kind != "tsv" or self._is_quoted()
+        with self._reader(csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE) as reader:
+            named = self.has_header
+            first = self._header(reader) if named else self._first_row(reader)
+            header = first if named else numbered_columns(len(first))
+            for name in wanted:
+                if name not in header:  # the columns were chosen with other quoting rules
+                    problem = f"no column {name!r} in the header; quote every cell, or none"
+                    raise data_error(self.path, problem, 1)
+            positions = [header.index(name) for name in wanted]
+            for row in reader if named else chain([first], reader):
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    where = "the header" if named else "the first row"
+                    counts = f"{len(row)} cells in this row but {len(header)} columns in {where}"
+                    problem = f"{counts}; quote cells that contain the delimiter"
+                    raise data_error(self.path, problem, reader.line_num)
+                yield reader.line_num, [row[position] for position in positions]
+
+    @contextmanager
+    def _reader(self, quoting: int, *, strict: bool = True) -> Iterator[Any]:
+        """Open a CSV, TSV or Excel file.
+
+        The maximum cell length is larger than the default of 131,072 characters, but finite.
+        Without a limit, an unclosed quotation mark would turn the whole file into one cell.
+        """
+        if self.kind == "xlsx":
+            yield _Sheet(self.path)
+            return
+        delimiter = _delimiter(files.head_lines(self.path, self.options.encoding))
+        limit = csv.field_size_limit(files.MAX_LINE)
+        style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
+        reader = csv.reader(self._lines(), **style)
+        try:
+            yield reader
+        except csv.Error as error:
+            remedy = "quote cells that contain quotation marks or line ends"
+            problem = f"not a valid table row ({error}); {remedy}"
+            raise data_error(self.path, problem, reader.line_num) from None
+        finally:
+            csv.field_size_limit(limit)
+
+    def _header(self, reader: Any) -> list[str]:
+        names = [name.strip() for name in self._first_row(reader)]
+        _check_distinct(self.path, names, line=reader.line_num)
         return names
-    if kind == "jsonl":
-        rows = islice(_json_rows(path, iter_lines(path, options.encoding)), _SAMPLE_ROWS)
-        return list(dict.fromkeys(key for _, row in rows for key in row))
-    if kind in ("fasttext", "annif"):
-        return ["text", "labels"]
-    if not _has_header(path, kind, options):
-        return numbered_columns(len(_head_rows(path, kind, options)[0]))
-    with _row_reader(path, kind, csv.QUOTE_MINIMAL, options, strict=False) as reader:
-        return _header(path, reader)
 
+    def _first_row(self, reader: Any) -> list[str]:
+        first: list[str] | None = next((row for row in reader if row), None)
+        if first is None:
+            raise data_error(self.path, files.EMPTY)
+        return first
 
-def sample_columns(path: Path, kind: str, options: base.ReadOptions) -> dict[str, list[Any]]:
-    """Return the first cells of each column."""
-    names = column_names(path, kind, options)
-    if kind in _DELIMITED:
-        rows = _head_rows(path, kind, options)[_has_header(path, kind, options) :]
-        rows = [row for row in rows if len(row) == len(names)]
-    else:
-        cells = iter_rows(path, kind, list(dict.fromkeys(names)), (), options)
-        rows = [row for _, row in islice(cells, _SAMPLE_ROWS)]
-    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
-    return dict(zip(names, map(list, columns), strict=True))
+    def _is_quoted(self) -> bool:
+        """Return True if a TSV file has quoted cells, and all its rows can be read this way.
 
-
-def _head_rows(path: Path, kind: str, options: base.ReadOptions) -> list[list[str]]:
-    """Return the first rows of a CSV, TSV or Excel file, stripped, as far as they can be read."""
-    if kind == "xlsx":
-        return [[cell.strip() for cell in row] for row in islice(_Sheet(path), _SAMPLE_ROWS)]
-    lines = files.head_lines(path, options.encoding)
-    quoting: Any = csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=_delimiter(lines), quoting=quoting)
-    rows: list[list[str]] = []
-    with suppress(csv.Error):
-        rows.extend(
-            [cell.strip() for cell in row] for row in islice(filter(None, reader), _SAMPLE_ROWS)
-        )
-    return rows
-
-
-def choose_text(path: Path, kind: str, options: base.ReadOptions) -> tuple[str, ...]:
-    """Return the text columns that the options name, or else columns that look like text."""
-    if options.text is not None:
-        return named_columns(path, options.text, column_names(path, kind, options))
-    return guess_text(path, sample_columns(path, kind, options), set())[0]
-
-
-def _has_header(path: Path, kind: str, options: base.ReadOptions) -> bool:
-    """Return whether the first line of a CSV, TSV or Excel file is a header."""
-    return is_header(() if options.header is not None else _head_rows(path, kind, options), options)
+        Many TSV files do not use quoting. A quotation mark is then an ordinary character.
+        """
+        with files.open_bytes(self.path, self.options.encoding) as stream:
+            last, block = b"\n", stream.read(files.READ_BYTES)
+            while block and not _CELL_QUOTE.search(last + block):
+                last, block = block[-1:], stream.read(files.READ_BYTES)
+        if not block:
+            return False
+        try:
+            with self._reader(csv.QUOTE_MINIMAL) as reader:
+                n_columns = len(self._first_row(reader))
+                return set(map(len, reader)) <= {0, n_columns}
+        except DataError:
+            return False
 
 
 def json_cells(
@@ -466,26 +547,10 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
         raise data_error(path, "the JSON list is cut short here; copy it again", line)
 
 
-def _fasttext_rows(path: Path, wanted: Sequence[str], options: base.ReadOptions) -> Cells:
-    for number, line in enumerate(iter_lines(path, options.encoding), start=1):
-        if line.strip():
-            text = _FASTTEXT.sub("", line).strip()
-            cells = {"text": text, "labels": _FASTTEXT.findall(line)}
-            yield number, [cells[name] for name in wanted]
-
-
 def looks_annif(lines: Sequence[str]) -> bool:
     """Return True if the lines are those of a short-text corpus of Annif: text, tab, URIs."""
     subjects = [line.partition("\t")[2].strip() for line in lines]
     return any(subjects) and all(is_uri_list(cell) for cell in subjects if cell)
-
-
-def _annif_rows(path: Path, wanted: Sequence[str], options: base.ReadOptions) -> Cells:
-    for number, line in enumerate(iter_lines(path, options.encoding), start=1):
-        text, _, subjects = line.partition("\t")
-        if line.strip():
-            cells = {"text": text.strip(), "labels": list(map(strip_uri, subjects.split()))}
-            yield number, [cells[name] for name in wanted]
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -541,92 +606,9 @@ def _excel_text(cell: object) -> str:
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
-@contextmanager
-def _row_reader(
-    path: Path, kind: str, quoting: int, options: base.ReadOptions, *, strict: bool = True
-) -> Iterator[Any]:
-    """Open a CSV, TSV or Excel file.
-
-    The maximum cell length is larger than the default of 131,072 characters, but finite. Without a
-    limit, an unclosed quotation mark would turn the whole file into one cell.
-    """
-    if kind == "xlsx":
-        yield _Sheet(path)
-        return
-    delimiter = _delimiter(files.head_lines(path, options.encoding))
-    limit = csv.field_size_limit(files.MAX_LINE)
-    style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
-    reader = csv.reader(iter_lines(path, options.encoding), **style)
-    try:
-        yield reader
-    except csv.Error as error:
-        remedy = "quote cells that contain quotation marks or line ends"
-        problem = f"not a valid table row ({error}); {remedy}"
-        raise data_error(path, problem, reader.line_num) from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _header(path: Path, reader: Any) -> list[str]:
-    names = [name.strip() for name in _first_row(path, reader)]
-    _check_distinct(path, names, line=reader.line_num)
-    return names
-
-
-def _first_row(path: Path, reader: Any) -> list[str]:
-    first: list[str] | None = next((row for row in reader if row), None)
-    if first is None:
-        raise data_error(path, files.EMPTY)
-    return first
-
-
 def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
     """Raise an error if two columns have the same name. Columns without a name are ignored."""
     for name, count in Counter(names).items():
         if name and count > 1:
             problem = f"{count} columns are called {name!r}; rename all but one"
             raise data_error(path, problem, line)
-
-
-def _is_quoted(path: Path, options: base.ReadOptions) -> bool:
-    """Return True if a TSV file has quoted cells, and all its rows can be read this way.
-
-    Many TSV files do not use quoting. A quotation mark is then an ordinary character.
-    """
-    with files.open_bytes(path, options.encoding) as stream:
-        last, block = b"\n", stream.read(files.READ_BYTES)
-        while block and not _CELL_QUOTE.search(last + block):
-            last, block = block[-1:], stream.read(files.READ_BYTES)
-    if not block:
-        return False
-    try:
-        with _row_reader(path, "tsv", csv.QUOTE_MINIMAL, options) as reader:
-            n_columns = len(_first_row(path, reader))
-            return set(map(len, reader)) <= {0, n_columns}
-    except DataError:
-        return False
-
-
-def _delimited_rows(
-    path: Path, kind: str, wanted: Sequence[str], options: base.ReadOptions
-) -> Cells:
-    is_quoted = kind != "tsv" or _is_quoted(path, options)
-    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    named = _has_header(path, kind, options)
-    with _row_reader(path, kind, quoting, options) as reader:
-        first = _header(path, reader) if named else _first_row(path, reader)
-        header = first if named else numbered_columns(len(first))
-        for name in wanted:
-            if name not in header:  # the columns were chosen with other quoting rules
-                problem = f"no column {name!r} in the header; quote every cell, or none"
-                raise data_error(path, problem, 1)
-        positions = [header.index(name) for name in wanted]
-        for row in reader if named else chain([first], reader):
-            if not row:
-                continue
-            if len(row) != len(header):
-                where = "the header" if named else "the first row"
-                counts = f"{len(row)} cells in this row but {len(header)} columns in {where}"
-                problem = f"{counts}; quote cells that contain the delimiter"
-                raise data_error(path, problem, reader.line_num)
-            yield reader.line_num, [row[position] for position in positions]

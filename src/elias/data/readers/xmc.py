@@ -4,7 +4,7 @@
 further line is a point, ``label,label feature:value …``. A corpus is one such file, or a folder of
 them (``train.txt`` or ``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per file
 (``trn_X_Y.txt`` and ``trn_X_Xf.txt``). Optional files of a folder are texts in ``trn_X.txt``, label
-names in ``Y.txt`` or ``Yf.txt``, label features in ``lbl_X_Xf.txt``, and filter pairs.
+names in ``Y.txt`` or ``Yf.txt``, and filter pairs.
 
 ``lf``: Each line of ``trn.json.gz`` and ``tst.json.gz`` is an object ``{"uid", "title", "content",
 "target_ind", "target_rel"}``. Each line of ``lbl.json.gz`` is an object ``{"uid", "title"}`` for a
@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers import base, table
+from elias.data.readers import base
 from elias.data.readers.columns import check_columns
 from elias.data.readers.files import data_error, line_chunks, short_repr
 from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
+from elias.data.readers.table import Rows, TableFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +100,7 @@ class XmcReader(base.IdReader):
         super().__init__(source, folder, base.read_label_names(folder) if self.has_splits else None)
 
     def chunks(self) -> Iterator[base.Chunk]:
-        """Yield the labels, features and texts of each split, then the features of the labels."""
+        """Yield the labels, features and texts of each split."""
         for split in (name for name in base.SHORT if name in self._files):
             n_points = 0
             for chunk in self._label_chunks(split):
@@ -116,7 +117,6 @@ class XmcReader(base.IdReader):
             )
             if texts is not None:
                 yield from base.text_chunks(texts, split, n_points)
-        yield from _feature_chunks(self._folder, base.LABELS)
 
     def _label_chunks(self, split: str) -> Iterator[base.Chunk]:
         path = self._files[split]
@@ -132,8 +132,8 @@ class XmcReader(base.IdReader):
 
 
 def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
-    """Yield the features in ``trn_X_Xf.txt`` (or ``lbl_X_Xf.txt``), if this file exists."""
-    path = base.find_file(folder, FEATURE_MATRIX.format(base.SHORT.get(split, "lbl")))
+    """Yield the features in ``trn_X_Xf.txt``, if this file exists."""
+    path = base.find_file(folder, FEATURE_MATRIX.format(base.SHORT[split]))
     if path is not None:
         for _, matrix in _read(path, 2, "feature")[1]:
             yield base.Chunk(split, features=matrix)
@@ -311,18 +311,17 @@ class LfReader(base.IdReader):
         if path is None:
             names = base.read_label_names(folder)
         else:
-            rows = table.iter_rows(path, "jsonl", ["title"], ["title"])
+            rows = TableFile(path, "jsonl").rows(["title"], ["title"])
             names = [str(title or "") for _, [title] in rows]
         super().__init__(folder, folder, names)
 
     def chunks(self) -> Iterator[base.Chunk]:
-        """Yield the texts, labels and features of each split, then the features of the labels."""
+        """Yield the texts, labels and features of each split."""
         for split in base.SHORT:
             path = lf_points_file(self._folder, split)
             if path is not None:
                 yield from self._points(path, split)
                 yield from _feature_chunks(self._folder, split)
-        yield from _feature_chunks(self._folder, base.LABELS)
 
     def _points(self, path: Path, split: str) -> Iterator[base.Chunk]:
         """Yield texts and labels of a split. Relevance values must be in all rows or in none."""
@@ -330,7 +329,7 @@ class LfReader(base.IdReader):
         has_weights = False
         unweighted: DataError | None = None  # for the first row with labels but no relevance
         columns = [*text, LF_IDS, LF_WEIGHTS]
-        for rows in table.row_chunks(path, split, "jsonl", columns, [text[0], LF_IDS]):
+        for rows in TableFile(path, "jsonl").chunks(split, columns, [text[0], LF_IDS]):
             lists = [self._checked_ids(rows, row) for row in range(len(rows))]
             counts = np.array([len(ids) for ids in lists], dtype=np.int64)
             codes = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
@@ -356,14 +355,14 @@ class LfReader(base.IdReader):
         return replace(super().finish(n_points, n_uses), reading=reading)
 
     def _text_columns(self, path: Path) -> tuple[str, ...]:
-        names = table.column_names(path, "jsonl")
-        columns = tuple(name for name in _LF_TEXT if name in names)
+        table = TableFile(path, "jsonl", base.ReadOptions(text=self._text or None))
+        columns = tuple(name for name in _LF_TEXT if name in table.names)
         if self._text:
-            columns = table.choose_text(path, "jsonl", base.ReadOptions(text=self._text))
-        check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
+            columns = table.text_columns()
+        check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], table.names)
         return columns
 
-    def _checked_ids(self, rows: table.Rows, row: int) -> list[int]:
+    def _checked_ids(self, rows: Rows, row: int) -> list[int]:
         """Return the label ids of a row. Raise an error if the cell is not a list of valid ids."""
         cell: Any = rows.columns[LF_IDS][row] or []
         limit = _MAX_ID if self._names is None else len(self._names)

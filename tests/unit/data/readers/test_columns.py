@@ -11,8 +11,7 @@ from contextlib import suppress
 import pytest
 
 from elias.data import load_corpus
-from elias.data.load import reading_options
-from elias.data.text_rows import TextFile
+from elias.data.load import TextFile, reading_options
 from elias.errors import DataError
 
 

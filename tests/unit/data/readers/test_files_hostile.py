@@ -15,9 +15,9 @@ import pytest
 from scipy.sparse import coo_matrix, csr_matrix, save_npz
 
 from elias.data import load_corpus
+from elias.data.load import TextFile
 from elias.data.readers import files
 from elias.data.readers import npz as npz_reader
-from elias.data.text_rows import TextFile
 from elias.errors import DataError
 from elias.inference.prediction_io import read_predictions
 from elias.text.batches import positives_of

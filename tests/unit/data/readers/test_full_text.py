@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from elias.data import load_corpus
-from elias.data.text_rows import TextFile
+from elias.data.load import TextFile
 from elias.errors import DataError
 
 COD, SEA, WINE = (f"http://example.org/s/{name}" for name in ("cod", "sea", "wine"))

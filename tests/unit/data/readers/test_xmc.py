@@ -68,7 +68,6 @@ def test_a_folder_has_train_and_test_files(tmp_path, stem):
 def test_a_folder_may_have_one_matrix_per_file(tmp_path):
     (tmp_path / "trn_X_Y.txt.gz").write_bytes(gzip.compress(b"2 3\n0:1 2:0.5\n1:0\n", mtime=0))
     write(tmp_path / "trn_X_Xf.txt", "2 2\n0:1\n1:-1\n")
-    write(tmp_path / "lbl_X_Xf.txt", "3 2\n0:1\n1:1\n\n")
     write(tmp_path / "tst_X_Y.txt", "1 3\n2:1\n")
     write(tmp_path / "tst_X.txt", "some text\n")
 
@@ -77,7 +76,6 @@ def test_a_folder_may_have_one_matrix_per_file(tmp_path):
     assert corpus.train.labels.toarray().tolist() == [[1, 0, 0.5], [0, 0, 0]]
     assert corpus.train.labels.nnz == 2
     assert corpus.train.features.toarray().tolist() == [[1, 0], [0, -1]]
-    assert corpus.label_features.shape == (3, 2)
     assert corpus.test.texts == ["some text"]
 
 
@@ -134,8 +132,7 @@ def test_broken_files_are_refused_in_one_line_with_file_and_line(tmp_path, conte
         ("filter_labels_train.txt", "0 1\n3 1\n", "filter_labels_train.txt:2: the pair 3 1 is out"),
         ("filter_labels_train.txt", "0 -1\n", "filter_labels_train.txt:1: the pair 0 -1 is out"),
         ("filter_labels_train.txt", "0 1 2\n", "filter_labels_train.txt:1: '0 1 2' is not"),
-        ("lbl_X_Xf.txt", "4 4\n\n\n\n\n", "4 rows of label features for 5 labels"),
-        ("lbl_X_Xf.txt", "4\n", "lbl_X_Xf.txt:1: the first line is '4', not `rows columns`"),
+        ("trn_X_Y.txt", "4\n", "trn_X_Y.txt:1: the first line is '4', not `rows columns`"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(tmp_path, name, content, message):

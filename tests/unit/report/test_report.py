@@ -9,7 +9,7 @@ from elias.data.stats import PERCENTILES
 from elias.predictions import Predictions
 from elias.report import statistics
 from elias.report.html import render
-from elias.report.sections import (
+from elias.report.report import (
     decision_values,
     edge_values,
     learning_values,

@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig
 
 from elias.config import EncoderConfig
-from elias.distributed.dropout import KeyedDropout, point_keys
+from elias.distributed.data_parallel import KeyedDropout, point_keys
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import TokenBatch, collate

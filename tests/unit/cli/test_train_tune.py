@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.commands import elias
-from elias.cli.tune import parse_duration
+from elias.cli.train import parse_duration
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError
 
