@@ -47,6 +47,7 @@ attack: $(VENV)/.installed-dev  ## Attack the package for ten minutes, and print
 
 docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open build/site/index.html. Its search needs a server: python3 -m http.server -d build/site"
 
 bench: $(VENV)/.installed  ## Time the hot code on the CPU against simple implementations
 	$(BIN)/python benchmarks/cpu_bench.py --out runs/bench

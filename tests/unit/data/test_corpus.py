@@ -21,6 +21,13 @@ def small(**changes):
     return Corpus(train=replace(split, **changes), label_names=["fish", "law"])
 
 
+def test_a_corpus_is_printed_in_one_line():
+    corpus = replace(small(), test=small().train)
+
+    assert repr(corpus) == "Corpus(train=2, test=2, n_labels=2)"
+    assert repr(corpus.train) == "Split(2 points, 2 labels)"
+
+
 CHANGES = {
     "labels of other points": {"labels": csr_matrix(np.float32([[0, 1], [1, 0]]))},
     "another weight": {"labels": csr_matrix(np.float32([[1, 0], [0, 2]]))},
