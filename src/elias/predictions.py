@@ -49,7 +49,7 @@ class Candidates:
     scores: NDArray[np.float32]
     """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
-    """(n, D) φ(x) if the ranker uses it as features (`RerankConfig.embedding`), else None."""
+    """(n, D) φ(x) if the ranker or added labels use it, else None."""
     channel: NDArray[np.int8] | None = None
     """(n, k) channel that proposed each candidate, or None if all come from the search."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -32,6 +33,8 @@ from elias.text.vectorizer import unit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from elias.config import ResolvedIndex
     from elias.data.corpus import Split
@@ -67,6 +70,8 @@ class SearchOptions:
     batch_size: int = BATCH_SIZE
     blocked: torch.Tensor | None = None
     """(L,) mask that is True for labels that must not be predicted."""
+    embed: bool = False
+    """Return the embeddings φ(x) with the candidates, unless CUDA graphs or shards compute them."""
     every_cluster: bool = False
     """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
 
@@ -138,7 +143,8 @@ def predict_member(
     ranked = rank_candidates(member, candidates, inputs, components, options.top_k)
     if member.added is None:
         return ranked
-    return join_added(member, ranked, tokens, inputs, options)
+    phi = candidates.embedding if member.first_encoder is None else None
+    return join_added(member, ranked, tokens, inputs, options, phi)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
@@ -173,8 +179,9 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
 def search_member(
     member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
 ) -> Candidates:
-    """Return the candidates of one member, with embeddings if its ranker uses them."""
+    """Return the candidates of one member, with φ(x) if its ranker or added labels use it."""
     index, rerank = member.config.index, member.config.rerank
+    options = replace(options, embed=member.added is not None or rerank.embedding != "none")
     if set(components) <= {member.components[0]}:
         return search(member.model, tokens, index, options)
     options = replace(options, top_k=max(options.top_k, rerank.candidates))
@@ -198,7 +205,7 @@ def search(
             sizes = SearchSizes(model.graph.n_clusters, max(sizes.shortlist_size, n_choices))
         blocked = blocked[: model.n_labels].to(model.labels.weight.device)
     few = len(tokens.offsets) <= FEW_TEXTS + 1 and isinstance(model.encoder, BagEncoder)
-    ranks = rank_all if model.labels.whole else rank_sharded
+    ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):
         while True:
             try:
@@ -256,6 +263,8 @@ def rank_candidates(
 
 def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
     """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
+    if candidates.embedding is not None and member.first_encoder is None:
+        return candidates
     encoder = member.first_encoder or member.model.encoder
     return replace(candidates, embedding=embed_all(encoder, tokens))
 
@@ -266,15 +275,16 @@ def join_added(
     tokens: Tokens,
     inputs: Inputs,
     options: SearchOptions,
+    embedding: NDArray[np.float32] | None = None,
 ) -> dict[str, Predictions]:
     """Return the predictions of each component, joined by the labels added to a member.
 
     The scores of other labels do not change. The stage uses only the dense channel of added labels.
+    ``embedding`` are the φ(x) of the texts. They are computed if it is None.
     """
     assert member.added is not None
     stage, encoder = member.components[0], member.model.encoder
-    few = len(tokens) <= FEW_TEXTS and isinstance(encoder, BagEncoder)
-    with limit_threads(1 if few else None):
+    if embedding is None:
         embedding = embed_all(encoder, tokens)
     joined = {}
     for name, predictions in ranked.items():

@@ -66,13 +66,18 @@ def rank_all(
     *,
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
+    embed: bool = False,
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
-    """Return the k best labels of every text, without the labels marked in ``blocked`` (L,)."""
+    """Return the k best labels of every text, without the labels marked in ``blocked`` (L,).
+
+    With ``embed``, the candidates have the embeddings φ(x), unless CUDA graphs computed them.
+    """
     n_labels, n_texts = model.graph.n_labels, len(tokens.offsets) - 1
     width = min(top_k, sizes.shortlist_size, n_labels)
     ids = np.full((n_texts, width), n_labels, dtype=np.int64)
     scores = np.zeros((n_texts, width), dtype=np.float32)
+    phi: NDArray[np.float32] | None = None
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
@@ -84,12 +89,16 @@ def rank_all(
         gather: Gather = collate
         if captured is not None:
             gather = partial(graphs.pad, model.encoder, batch_size)
+        elif embed:
+            phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32)
         for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
             if captured is not None and isinstance(batch, PaddedBatch):
                 labels, p = captured(batch.ids, batch.lengths, full=batch.full)
             else:
                 embedding = model.encoder(batch).float()
                 labels, p = model.rank(embedding, sizes, width, blocked)
+                if phi is not None:
+                    phi[rows] = embedding.cpu()
             # a graph may also rank padding texts, and more than k labels of each text
             labels, p = labels[: len(rows), :width], p[: len(rows), :width]
             if labels.is_cuda:
@@ -101,7 +110,7 @@ def rank_all(
         while pending:
             write(*pending.popleft())
     scores[ids >= n_labels] = PADDING_SCORE
-    return Candidates(ids, scores)
+    return Candidates(ids, scores, phi)
 
 
 def embed_all(

@@ -7,6 +7,7 @@ faster to look up the point's features among the label's weights by binary searc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -41,6 +42,7 @@ UNSEEN_MARGIN = -1.0
 """Margin of a label without training pairs. It is that of a clearly irrelevant label."""
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
+_kept = threading.local()  # the buffer of the last call: new memory would take longer than a point
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,11 @@ class SparseRanker:
 
         Args:
             features: (N, F) sparse features, as in `fit`.
-            embedding: (N, D) φ(x), or None, as in `fit`.
+            embedding: (N, D) φ(x), as in `fit`. A ranker that was trained without it ignores it.
             candidates: (N, k) label ids. L is padding, which has a margin of -inf.
         """
+        if self.n_dense == 0:
+            embedding = None
         if not features.has_sorted_indices:  # binary search needs sorted columns
             features = features.sorted_indices()
         rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
@@ -257,17 +261,19 @@ def run_on_points(
 ) -> None:
     """Call ``kernel(begin, end, buffer, rows, *arrays)`` for chunks of points in several threads.
 
-    Each thread has its own buffer of ``n_columns`` zeros.
+    Each thread has its own buffer of ``n_columns`` zeros, to which ``kernel`` restores it.
     """
     n_points = len(rows[2]) - 1
-    new_buffer: Callable[[], Array] = partial(np.zeros, n_columns, np.float32)
     if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points
-        kernel(0, n_points, new_buffer(), rows, *arrays)
+        if len(getattr(_kept, "buffer", ())) < n_columns:
+            _kept.buffer = np.zeros(n_columns, np.float32)
+        kernel(0, n_points, _kept.buffer[:n_columns], rows, *arrays)
         return
 
     def work(points: range, buffer: Array) -> None:
         kernel(points.start, points.stop, buffer, rows, *arrays)
 
+    new_buffer: Callable[[], Array] = partial(np.zeros, n_columns, np.float32)
     chunks = split_range(n_points, _POINTS_PER_CHUNK)
     list(thread_map_progress(work, chunks, new_buffer, description, n_points))
 
@@ -296,6 +302,7 @@ def _score_points(
             out[row, k] = margin
         for j in range(point[0].shape[0]):
             buffer[point[1][j]] = 0.0
+    buffer[buffer.shape[0] - dense.shape[1] :] = 0.0
 
 
 @njit(cache=True, nogil=True)

@@ -421,6 +421,18 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
             weights[i] = np.float32(weights[i] * scale)
 
 
+@njit(cache=True, nogil=True)
+def row_lengths(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the L2 norm of each row of a CSR matrix, added up in float32."""
+    lengths = np.empty(starts.shape[0] - 1, np.float32)
+    for row in range(lengths.shape[0]):
+        total = np.float32(0)
+        for i in range(starts[row], starts[row + 1]):
+            total += data[i] * data[i]
+        lengths[row] = np.sqrt(total)
+    return lengths
+
+
 def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
     """Return the matrix with every row scaled to L2 norm 1. Zero rows stay zero.
 
@@ -435,7 +447,7 @@ def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
 
     with np.errstate(over="ignore"):
         matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
-        length = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+        length = row_lengths(matrix.indptr, matrix.data)
     if not np.isfinite(length).all():
         row = int(np.flatnonzero(~np.isfinite(length))[0])
         values = matrix[row]

@@ -73,6 +73,14 @@ def test_rows_are_in_the_order_of_the_texts_with_descending_scores(model, tokens
     assert (np.diff(found.scores, axis=1) <= 0).all()
 
 
+def test_a_search_returns_the_embeddings_if_asked(model, tokens):
+    assert rank_all(model, tokens, SIZES, 5).embedding is None
+
+    found = rank_all(model, tokens, SIZES, 5, batch_size=4, embed=True)
+
+    assert np.array_equal(found.embedding, embed_all(model.encoder, tokens, batch_size=4))
+
+
 def test_at_most_shortlist_size_labels_are_returned(model, tokens):
     assert rank_all(model, tokens, SearchSizes(4, 3), 5).ids.shape == (10, 3)
 

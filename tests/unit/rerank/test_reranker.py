@@ -265,8 +265,14 @@ def test_features_of_another_width_are_refused():
 
     with pytest.raises(DataError, match="features have width 2, the ranker was trained on 3"):
         ranker.score(csr_matrix((1, 2), dtype=np.float32), None, np.array([[0]]))
-    with pytest.raises(DataError, match="embedding have width 7, the ranker was trained on 0"):
-        ranker.score(csr_matrix((1, 3), dtype=np.float32), np.ones((1, 7)), np.array([[0]]))
+
+
+def test_a_ranker_without_embedding_ignores_it():
+    ranker, features, candidates = fit_ranker(), csr_matrix(np.eye(3)), np.array([[0, 1]] * 3)
+
+    margins = ranker.score(features, np.ones((3, 7)), candidates)
+
+    assert np.array_equal(margins, ranker.score(features, None, candidates))
 
 
 def test_margins_become_relevances_between_zero_and_one():

@@ -1,10 +1,18 @@
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
+from scipy.sparse import random as random_sparse
 
 from elias.errors import DataError
 from elias.text import vectorizer
-from elias.text.vectorizer import Featurizer, SplitTexts, ngrams_of, unit_rows, words_of
+from elias.text.vectorizer import (
+    Featurizer,
+    SplitTexts,
+    ngrams_of,
+    row_lengths,
+    unit_rows,
+    words_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,14 @@ def test_too_large_a_vocabulary_keeps_the_most_frequent():
     featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1, max_features=2)
 
     assert featurizer.words == ("a", "b")
+
+
+def test_row_lengths_are_those_of_the_dense_rows():
+    matrix = random_sparse(40, 30, density=0.2, format="csr", dtype=np.float32, rng=0)
+
+    lengths = row_lengths(matrix.indptr, matrix.data)
+
+    np.testing.assert_allclose(lengths, np.linalg.norm(matrix.toarray(), axis=1), rtol=1e-6)
 
 
 def test_unit_rows_leave_empty_rows_empty():
