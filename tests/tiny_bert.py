@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
+
+from elias.data.corpus import Corpus, Split
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["red", "cod", "her", "##ring", "tape", "in", "the", "north", "sea", "quota"]
@@ -59,3 +63,34 @@ def save_tiny_model(folder, config) -> str:
     )
     fast.save_pretrained(folder)
     return str(folder)
+
+
+def corpus_of_long_texts(n_points=80) -> Corpus:
+    """Return points whose labels are named after more words than a window of six tokens has."""
+    rng = np.random.default_rng(0)
+    names = np.array(["red", "cod", "tape", "sea", "quota"])
+    truth = rng.random((n_points, len(names))) < 0.3
+    truth[np.arange(n_points), rng.integers(0, len(names), n_points)] = True
+    before = rng.integers(2, 5, n_points)
+    texts = [
+        " ".join(["in the"] * n + names[row].tolist()) for n, row in zip(before, truth, strict=True)
+    ]
+    split = Split(labels=csr_matrix(truth.astype(np.float32)), texts=texts)
+    return Corpus(train=split, test=split, label_names=names.tolist())
+
+
+def windows_config(model: str) -> dict[str, object]:
+    """Return the settings of a transformer that reads these texts whole, trained one-vs-all."""
+    return {
+        "index.kind": "all",
+        "encoder.model": model,
+        "encoder.max_length": 6,
+        "encoder.windows": 5,
+        "encoder.dropout": 0.0,
+        "eval.validation_size": 0,
+        "rerank.enabled": False,
+        "stages.one-vs-all.epochs": 12,
+        "stages.one-vs-all.batch_size": 8,
+        "stages.one-vs-all.encoder_lr": 1e-2,
+        "stages.one-vs-all.label_lr": 5e-2,
+    }

@@ -123,6 +123,12 @@ def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(
     assert_same_run(folder / "dropping-4", folder / "dropping-1", 1e-4, weights=1e-3)
 
 
+def test_windows_of_a_text_are_dropped_alike_in_any_number_of_processes(folder, results):
+    assert not any("failed" in result for result in results["windows-3"])
+
+    assert_same_run(folder / "windows-3", folder / "windows-1", 1e-4, weights=1e-3)
+
+
 def test_no_label_row_is_sent_in_training(results):
     received = results["several"]["2"][0]["received"]
 

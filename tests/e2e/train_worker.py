@@ -24,6 +24,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+from transformers import BertConfig
 
 from e2e.commands import SMALL, elias
 from e2e.crash_worker import CONFIG, CORPUS, call_before
@@ -37,6 +38,7 @@ from elias.kernels import IndexGradients, label_logits
 from elias.model.elias import LinearRows
 from elias.text import tokens
 from elias.training.train import train_together
+from tiny_bert import SIZES, corpus_of_long_texts, save_tiny_model, windows_config
 
 STEP = "elias.training.optimizer:Optimizer.step"
 NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}
@@ -345,6 +347,14 @@ def main(folder):
         for size in (1, 4)
     }
     results["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
+    dropping = BertConfig(**SIZES, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    windows = windows_config(save_tiny_model(folder / "bert", dropping))
+    windows = EliasConfig().override(windows | {"stages.one-vs-all.epochs": 1})
+    for size in (1, 3):
+        long_texts = corpus_of_long_texts(40)
+        results[f"windows-{size}"] = together(
+            size, windows, folder / f"windows-{size}", points=long_texts
+        )
     chain = folder / "chain"
     results["chain"] = [
         alone(BASE, chain, 12),  # a gradient waits there

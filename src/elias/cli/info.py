@@ -116,7 +116,8 @@ def _describe_encoder(encoder: EncoderConfig) -> str:
     if encoder.kind == "bag":
         return f"bag of words, {encoder.dim} dimensions"
     bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
-    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
+    windows = f"{encoder.windows} × " if encoder.windows > 1 else ""
+    return f"{encoder.model}, {windows}{encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
 
 
 def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:

@@ -119,6 +119,9 @@ class EncoderConfig:
     """transformer: maximum number of tokens; longer texts are truncated and counted. Derived: the
     first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes;
     at most what the model reads."""
+    windows: int = 1
+    """transformer: read longer texts in up to this number of windows of ``max_length`` tokens. φ is
+    the mean of the windows, weighted by their tokens. Time and memory grow with the tokens read."""
     bottleneck: int | None = None
     """transformer: project φ to this width; None keeps the width of the transformer."""
     gradient_checkpointing: bool = False
@@ -149,7 +152,7 @@ class EncoderConfig:
             value = getattr(self, name)
             require(0 <= value < 1, f"encoder.{name} must be in [0, 1), not {value}")
         _at_least(1, self, "encoder", "dim", "hidden_dim", "min_count", "max_features")
-        _at_least(1, self, "encoder", "bottleneck")
+        _at_least(1, self, "encoder", "bottleneck", "windows")
         _at_least(3, self, "encoder", "max_length")
         _check_span(self.char_ngrams, "encoder.char_ngrams")
         require(bool(self.model.strip()), "encoder.model must name a model")

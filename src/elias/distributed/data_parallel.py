@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from elias.distributed.world import World
     from elias.model.elias import EliasModel, SearchSizes
+    from elias.model.encoder import TextEncoder
     from elias.text.batches import TokenBatch
     from elias.text.tokens import Tokens
 
@@ -40,6 +41,7 @@ _MASK_32_BITS = 0xFFFFFFFF
 # One odd factor for each axis, so that all positions along an axis get different numbers. The
 # factors must not depend on the shape of the tensor, because padding must not change the mask.
 _STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+_WINDOW_STRIDE = 0x165667B1  # between the keys of the windows of a text
 
 
 @torch.no_grad()
@@ -132,7 +134,7 @@ class ShardedBatch:
         """Set the batch size of the sharded labels, and return the dropout for this batch."""
         assert isinstance(model.labels, ShardedRows)
         model.labels.n_points = self.n_points
-        return KeyedDropout(self.keys, self.tokens)
+        return KeyedDropout(self.keys, self.tokens, model.encoder)
 
 
 def shard_batch(
@@ -208,15 +210,17 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 class KeyedDropout(TorchFunctionMode):
     """Replace every dropout inside the block by one whose mask depends on the keys of the points.
 
-    The first axis of a dropout input must be the points of the batch. If the input has only one
-    axis, that axis must be the tokens of the batch. Attention with dropout is computed without a
-    fused kernel.
+    The first axis of a dropout input must be the points of the batch, or the current windows of
+    the encoder. If the input has only one axis, that axis must be the tokens of the batch.
+    Attention with dropout is computed without a fused kernel.
     """
 
-    def __init__(self, keys: Tensor, batch: TokenBatch) -> None:
+    def __init__(self, keys: Tensor, batch: TokenBatch, encoder: TextEncoder) -> None:
         super().__init__()
         self._keys = keys
         self._batch = batch
+        self._encoder = encoder
+        self._windows: tuple[Tensor, Tensor] | None = None
         self._calls = 0
 
     def __torch_function__(
@@ -241,15 +245,20 @@ class KeyedDropout(TorchFunctionMode):
         del inplace
         if not training or p == 0 or len(self._keys) == 0:
             return values
+        keys, windows = self._keys, self._encoder.current_windows
+        if windows is not None:
+            if windows is not self._windows:  # the mask must not depend on earlier windows
+                self._windows, self._calls = windows, 0
+            keys = keys[windows[0]] + windows[1] * _WINDOW_STRIDE
         self._calls += 1
         if values.dim() == 1:
             lengths, n_tokens = self._batch.lengths(), len(values)
-            keys = self._keys.repeat_interleave(lengths, output_size=n_tokens)
+            keys = keys.repeat_interleave(lengths, output_size=n_tokens)
             starts = self._batch.offsets[:-1].repeat_interleave(lengths, output_size=n_tokens)
             position = torch.arange(n_tokens, device=values.device) - starts
             numbers = _hash(_hash(keys + self._calls) + position * _STRIDES[0])
         else:
-            numbers = _hash(self._keys + self._calls)
+            numbers = _hash(keys + self._calls)
             for length, stride in zip(values.shape[1:], _STRIDES, strict=False):
                 position = torch.arange(length, device=values.device) * stride
                 numbers = numbers.unsqueeze(-1) + position

@@ -54,6 +54,9 @@ class TextEncoder(nn.Module):
     """Token id of the padding."""
     max_length: int = 0
     """Maximum number of tokens of a padded text."""
+    current_windows: tuple[Tensor, Tensor] | None = None
+    """Text and number of each row while windows of long texts are encoded, for `KeyedDropout`. None
+    if rows are whole texts."""
 
     def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each padded text, like `forward`."""

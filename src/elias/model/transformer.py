@@ -42,6 +42,7 @@ SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 """Files that `TransformerEncoder.save` writes, with the names that transformers uses."""
 
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
+_WINDOWS_AT_ONCE = 16  # encoded together, unless there are more texts
 _MAX_LAYERS = 1 << 10
 _MAX_SIZE = 1 << 24  # for the vocabulary, positions and dimensions
 _MAX_GROWTH = 100  # of a text by the normalizer
@@ -60,6 +61,8 @@ class TransformerEncoder(TextEncoder):
     """φ(x) = dropout(W·pool(transformer(x))), with CLS or mean pooling.
 
     Without a ``bottleneck``, W is omitted. The pooling layer of the pretrained model is not used.
+    A text of more than ``max_length`` tokens is split into at most ``windows`` windows, each with
+    the special tokens of the model. Its pool(·) is the mean over windows, weighted by their tokens.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
@@ -80,9 +83,11 @@ class TransformerEncoder(TextEncoder):
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
         self.max_length = config.max_length or MAX_LENGTHS[0]
+        self.windows = config.windows
         self.tokenizer.enable_truncation(self.max_length)
-        # gradient checkpointing reads the random state, which a CUDA graph does not allow
-        self.takes_padded = not config.gradient_checkpointing
+        # gradient checkpointing reads the random state, which a CUDA graph does not allow; nor can
+        # the number of windows differ between its calls
+        self.takes_padded = not config.gradient_checkpointing and config.windows == 1
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
         self.dim = config.bottleneck or width
@@ -158,7 +163,10 @@ class TransformerEncoder(TextEncoder):
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str(pretty=True), encoding="utf8")
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        """Return the token ids of texts with special tokens, truncated to ``max_length``."""
+        """Return the token ids of texts with special tokens, truncated to ``windows`` windows.
+
+        The windows of a text follow each other. All but the last have ``max_length`` tokens.
+        """
         lengths = np.zeros(len(texts) + 1, dtype=np.int64)
         pieces: list[np.ndarray[Any, np.dtype[np.int32]]] = []
         n_truncated = 0
@@ -167,12 +175,22 @@ class TransformerEncoder(TextEncoder):
                 chunk = texts[start : start + _TEXTS_PER_CHUNK]
                 encodings = self._encode([_SURROGATE.sub("\ufffd", text) for text in chunk])
                 rows = [encoding.ids for encoding in encodings]
-                n_truncated += sum(bool(encoding.overflowing) for encoding in encodings)
+                for row, encoding in zip(rows, encodings, strict=True):
+                    further = encoding.overflowing
+                    for window in further[: self.windows - 1]:
+                        row += window.ids
+                    n_truncated += len(further) >= self.windows
                 lengths[start + 1 : start + 1 + len(rows)] = [len(row) for row in rows]
                 pieces.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
                 advance(len(rows))
         ids = np.concatenate([np.zeros(0, dtype=np.int32), *pieces])
         return Tokens(offsets=lengths.cumsum(), ids=ids, n_truncated=n_truncated)
+
+    def windows_needed(self, texts: Sequence[str]) -> int:
+        """Return the number of windows in which 95% of the texts are read whole."""
+        encodings = self._encode([_SURROGATE.sub("\ufffd", text) for text in texts])
+        counts = [1 + len(encoding.overflowing) for encoding in encodings]
+        return int(np.percentile(counts, 95, method="higher"))
 
     def _encode(self, texts: list[str]) -> Any:
         try:
@@ -185,8 +203,10 @@ class TransformerEncoder(TextEncoder):
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the tokenizer and its maximum length."""
-        return f"transformer {hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()}"
+        """Return a hash of the tokenizer and its maximum length, and the number of windows."""
+        tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+        windows = f", {self.windows} windows" if self.windows > 1 else ""
+        return f"transformer {tokenizer}{windows}"
 
     def table_names(self) -> set[str]:
         """Return an empty set: the word embeddings have dense gradients."""
@@ -196,26 +216,62 @@ class TransformerEncoder(TextEncoder):
         """Return φ(x) of each text."""
         if len(batch) == 0:  # transformers fails on this; a row of padding has zero gradients
             padding = batch.ids.new_full((1, 1), self.pad_id)
-            return self._embed(padding, padding == self.pad_id, full=True)[:0]
-        ids, inside = pad(batch, self.pad_id)
-        return self._embed(ids, inside, full=len(batch.ids) == inside.numel())
+            pooled = self._pool(padding, padding == self.pad_id, full=True)[:0]
+        elif batch.longest > self.max_length:
+            pooled = self._pool_windows(batch)
+        else:
+            ids, inside = pad(
+                batch.ids, batch.offsets[:-1], batch.lengths(), batch.longest, self.pad_id
+            )
+            pooled = self._pool(ids, inside, full=len(batch.ids) == inside.numel())
+        embedding: Tensor = self.dropout(self.bottleneck(pooled))
+        return embedding
 
     def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each padded text, like `forward`."""
-        return self._embed(batch.ids, batch.mask(), full=batch.full)
+        pooled = self._pool(batch.ids, batch.mask(), full=batch.full)
+        embedding: Tensor = self.dropout(self.bottleneck(pooled))
+        return embedding
 
-    def _embed(
+    def _pool_windows(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
+        """Return the mean over the windows of each text, weighted by their tokens.
+
+        All windows of the batch are sorted by length, and encoded as many at a time as there are
+        texts. On a GPU, the host waits for the lengths, which is short beside the encoding.
+        """
+        device, n_texts = batch.ids.device, len(batch)
+        offsets = batch.offsets.cpu()
+        lengths = offsets.diff()
+        counts = (-(-lengths // self.max_length)).clamp(min=1)
+        text = torch.arange(n_texts).repeat_interleave(counts)  # of each window
+        number = torch.arange(len(text)) - (counts.cumsum(0) - counts)[text]
+        begin = number * self.max_length
+        length = (lengths[text] - begin).clamp(max=self.max_length)
+        weight = length.clamp(min=1) / lengths.clamp(min=1)[text]
+        windows = text, number, offsets[text] + begin, length, weight
+        total = torch.zeros(n_texts, self.transformer.config.hidden_size, device=device)
+        try:
+            for rows in length.argsort(stable=True).split(max(n_texts, _WINDOWS_AT_ONCE)):
+                shortest, longest = length[rows[[0, -1]]].tolist()
+                part = [values[rows].to(device) for values in windows]
+                self.current_windows = part[0], part[1]
+                ids, inside = pad(batch.ids, part[2], part[3], longest, self.pad_id)
+                pooled = self._pool(ids, inside, full=shortest == longest)
+                total = total.index_add(0, part[0], pooled * part[4].unsqueeze(1))
+        finally:
+            self.current_windows = None
+        return total
+
+    def _pool(
         self, ids: Int[Tensor, "B T"], inside: Bool[Tensor, "B T"], *, full: bool
-    ) -> Float[Tensor, "B D"]:
+    ) -> Float[Tensor, "B width"]:
         device = ids.device.type
         mask = None if full else self.attention_mask(inside)
         bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
             output = self._run(ids, mask)
         hidden = output.last_hidden_state.float()  # (B, T, width)
-        pooled = hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
-        embedding: Tensor = self.dropout(self.bottleneck(pooled))
-        return embedding
+        return hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
 
     def prepare(self, device: torch.device) -> bool:
         """Compile the transformer if configured and on a GPU. Return whether it was compiled now.
@@ -259,16 +315,22 @@ class TransformerEncoder(TextEncoder):
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
 
 
-def pad(batch: TokenBatch, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the padded ids and a mask of the tokens, without a copy to the host.
+def pad(
+    ids: Int[Tensor, " tokens"],
+    starts: Int[Tensor, " B"],
+    lengths: Int[Tensor, " B"],
+    longest: int,
+    pad_id: int,
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Return B ranges of the ids, padded, and a mask of the tokens, without a copy to the host.
 
     In an empty text, one padding id counts as a token, because attention over no tokens is NaN.
     """
-    position = torch.arange(max(1, batch.longest), device=batch.ids.device)
-    lengths = batch.lengths().unsqueeze(1)
-    ids = torch.cat([batch.ids, batch.ids.new_full((1,), pad_id)])  # the last one is the padding
-    index = batch.offsets[:-1].unsqueeze(1) + position
-    padded = ids[index.masked_fill(position >= lengths, len(batch.ids))]
+    position = torch.arange(max(1, longest), device=ids.device)
+    lengths, n_ids = lengths.unsqueeze(1), len(ids)
+    ids = torch.cat([ids, ids.new_full((1,), pad_id)])  # the last one is the padding
+    index = starts.unsqueeze(1) + position
+    padded = ids[index.masked_fill(position >= lengths, n_ids)]
     return padded, position < lengths.clamp(min=1)
 
 

@@ -184,7 +184,7 @@ def model_card(
     if encoder.kind != "bag":
         about = (
             f"transformer {_code(encoder.model)}, fine-tuned, {encoder.pooling} pooling, "
-            f"texts up to {encoder.max_length} tokens"
+            f"texts up to {encoder.max_length * encoder.windows} tokens"
         )
         encoder_licence = f" and of {_code(encoder.model)}"
     packages = [f"- {package} {version(package)}" for package in ("torch", "transformers", "numpy")]

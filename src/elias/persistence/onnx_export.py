@@ -78,6 +78,11 @@ def export_onnx(
     is_bag = isinstance(model.encoder, BagEncoder)
     if encoder.reads_features:
         raise ModelError("a model trained on features instead of texts cannot be exported")
+    if not is_bag and encoder.windows > 1:
+        raise ModelError(
+            f"a model that reads texts in {encoder.windows} windows cannot be exported; train it "
+            "with encoder.windows=1"
+        )
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if weights > _MAX_BYTES:
         raise ModelError(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_matrix
 
-    from elias.config import ResolvedConfig, ResolvedStage
+    from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
@@ -189,7 +189,7 @@ class Sizes:
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
             tokens_per_text=_tokens_per_text(tokens),
-            longest_text=0 if transformer is None else config.encoder.max_length,
+            longest_text=0 if transformer is None else _longest_text(tokens, config.encoder),
             layers=int(getattr(transformer, "num_hidden_layers", 0)),
             width=0 if transformer is None else int(transformer.hidden_size),
             words_per_text=words_per_text,
@@ -203,6 +203,12 @@ class Sizes:
     def encoder_bytes(self) -> int:
         """Return the bytes of the encoder's weights."""
         return FLOAT * (self.dense_weights + self.table_rows * self.dim)
+
+
+def _longest_text(tokens: Tokens, encoder: ResolvedEncoder) -> int:
+    """Return the length to which a transformer pads texts. Only the last window is padded."""
+    longest = int(tokens.lengths.max(initial=1))
+    return encoder.max_length * max(1, -(-longest // encoder.max_length))
 
 
 def _tokens_per_text(tokens: Tokens | None) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ logger = logging.getLogger(__name__)
 
 _POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point between two models
 _COLLAPSED, _MIN_COLLAPSED = 0.9, 20  # share of texts with the same first label, of how many
+_SAMPLED_TEXTS = 1000  # to count the windows that texts need
 _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some too
 
 
@@ -811,14 +812,24 @@ class Trainer:
                 n_empty,
                 len(counts),
             )
+        self._report_truncated()
+
+    def _report_truncated(self) -> None:
+        """Warn of truncated texts. Suggest a number of windows in which most are read whole."""
+        encoder: Any = self.encoder
         for name, tokens in self.tokens.items():
             if tokens.n_truncated:
                 logger.warning(
-                    "%d of %d %s texts are longer than encoder.max_length and were truncated",
-                    tokens.n_truncated,
-                    len(tokens),
-                    name,
+                    "%d of %d %s texts are longer than %d tokens and were truncated",
+                    *(tokens.n_truncated, len(tokens), name, encoder.windows * encoder.max_length),
                 )
+        texts = self.splits["train"].texts
+        if texts is not None and self.tokens["train"].n_truncated:
+            step = -(-len(texts) // _SAMPLED_TEXTS)
+            windows = encoder.windows_needed([texts[i] for i in range(0, len(texts), step)])
+            if windows > encoder.windows:
+                message = "encoder.windows=%d would read 95%% of the training texts whole"
+                logger.warning(message, windows)
 
 
 def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> csr_matrix:

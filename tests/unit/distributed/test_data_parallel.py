@@ -11,7 +11,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import TokenBatch, collate
 from elias.text.vectorizer import Featurizer
-from tiny_bert import SIZES, save_tiny_model
+from tiny_bert import SIZES, make_tokenizer, save_tiny_model
 
 TEXTS = ["red cod", "the north sea", "tape", "herring quota in the sea", "cod cod", ""]
 SEED = (5, 1, 77)
@@ -28,6 +28,13 @@ def bert(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def windows(bert):
+    """The same transformer, with texts in windows of three words."""
+    config = EncoderConfig(model="windows", dropout=0.3, max_length=5, windows=3)
+    return TransformerEncoder(config, bert.transformer, make_tokenizer()).train()
+
+
+@pytest.fixture(scope="module")
 def bag():
     featurizer = Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
     config = EncoderConfig(dim=8, hidden_dim=8, dropout=0.3, token_dropout=0.4)
@@ -38,11 +45,11 @@ def bag():
 def embedded(encoder, rows, seed=SEED):
     rows = np.array(rows, dtype=np.int64)
     batch = collate(encoder.tokenize(TEXTS), rows)
-    with KeyedDropout(point_keys(seed, rows), batch):
+    with KeyedDropout(point_keys(seed, rows), batch, encoder):
         return encoder(batch)
 
 
-@pytest.mark.parametrize("kind", ["bag", "bert"])
+@pytest.mark.parametrize("kind", ["bag", "bert", "windows"])
 def test_dropout_of_a_point_does_not_depend_on_the_batch(kind, request):
     encoder = request.getfixturevalue(kind)
     whole = embedded(encoder, [0, 1, 2, 3, 4, 5])
@@ -80,11 +87,11 @@ def test_a_process_without_points_has_no_embedding_and_no_gradient(kind, request
             assert not parameter.grad.to_dense().any()
 
 
-def test_the_requested_share_is_dropped_and_the_rest_is_scaled():
+def test_the_requested_share_is_dropped_and_the_rest_is_scaled(bag):
     rows = np.arange(400)
     batch = TokenBatch(torch.zeros(0, dtype=torch.int64), torch.zeros(401, dtype=torch.int64), 0)
 
-    with KeyedDropout(point_keys(SEED, rows), batch):
+    with KeyedDropout(point_keys(SEED, rows), batch, bag):
         first, second = (torch.nn.functional.dropout(torch.ones(400, 500), 0.3) for _ in range(2))
 
     for kept in (first, second):
