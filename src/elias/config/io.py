@@ -310,7 +310,9 @@ def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """
     tree = complete_tree(tree)
     settings = {key: value for key, value in tree.items() if key not in _NO_EFFECT}
-    rerank = settings.get("rerank")
+    encoder, rerank = settings.get("encoder"), settings.get("rerank")
+    if isinstance(encoder, dict):  # older runs have no windows
+        settings["encoder"] = {"windows": 1} | encoder
     if isinstance(rerank, dict) and rerank.get("enabled") is False:
         settings["rerank"] = {"enabled": False}
     return settings
