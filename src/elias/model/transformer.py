@@ -249,9 +249,10 @@ class TransformerEncoder(TextEncoder):
         length = (lengths[text] - begin).clamp(max=self.max_length)
         weight = length.clamp(min=1) / lengths.clamp(min=1)[text]
         windows = text, number, offsets[text] + begin, length, weight
+        order = length.argsort(stable=True)
         total = torch.zeros(n_texts, self.transformer.config.hidden_size, device=device)
         try:
-            for rows in length.argsort(stable=True).split(max(n_texts, _WINDOWS_AT_ONCE)):
+            for rows in torch.split(order, max(n_texts, _WINDOWS_AT_ONCE)):
                 shortest, longest = length[rows[[0, -1]]].tolist()
                 part = [values[rows].to(device) for values in windows]
                 self.current_windows = part[0], part[1]
