@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
 from elias.errors import DataError
-from elias.predictions import Predictions
+from elias.predictions import Predictions, from_entries
 from elias.progress import track
 from elias.text.vectorizer import Featurizer, unit_rows
 
@@ -74,8 +74,7 @@ class NearestNeighbours:
         """
         features, parts = self._features(texts), []
         for begin, end in track(self._batches(features), "Finding neighbours"):
-            similar = features[begin:end] @ self._points_by_word
-            nearest = Predictions.from_csr(similar, self.k).to_csr()  # of equal ones, lower rows
+            nearest = strongest(features[begin:end] @ self._points_by_word, self.k)
             scores = (nearest @ self._labels).tocsr()
             parts.append(Predictions.from_csr(scores, top_k, self.label_names))
         return Predictions.stack(parts)
@@ -111,3 +110,13 @@ class NearestNeighbours:
         n_similar = np.minimum(words @ n_points_of_word, self._points_by_word.shape[1])
         batch = (np.cumsum(n_similar) // _MAX_SIMILARITIES).astype(np.int64)
         return list(pairwise([0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]))
+
+
+def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
+    """Keep the ``k`` largest entries of each row. Of equal entries, prefer lower columns."""
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    values = np.split(matrix.data, matrix.indptr[1:-1])
+    least = np.array([np.partition(row, -k)[-k] if len(row) > k else -np.inf for row in values])
+    kept = matrix.data >= least[rows]  # at least k of each row, so that few are sorted
+    entries = (rows[kept], matrix.indices[kept], matrix.data[kept])
+    return from_entries(*entries, matrix.shape, k, None).to_csr()
