@@ -25,7 +25,7 @@ from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_fold
 from elias.data.corpus import SPLITS, Corpus, Split
 from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
-from elias.data.readers import base, files, full_text, xmc
+from elias.data.readers import base, files, xmc
 from elias.data.readers.base import ReadOptions
 from elias.data.readers.columns import check_columns
 from elias.data.readers.files import data_error, iter_lines, sanitize
@@ -33,7 +33,15 @@ from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
 from elias.data.readers.label_table import SKOS_FORMATS, read_label_table, read_skos
 from elias.data.readers.npz import NpzReader
 from elias.data.readers.parquet import open_parquet
-from elias.data.readers.table import KINDS, TableFile, TableReader, json_cells, looks_annif
+from elias.data.readers.table import (
+    FULL_TEXT,
+    KINDS,
+    TableFile,
+    TableReader,
+    full_text_folders,
+    json_cells,
+    looks_annif,
+)
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean, quoted
@@ -317,8 +325,8 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
         return "xmc", path, {}
     by_split = base.split_files(path)
-    if "train" not in by_split and (folders := full_text.find_folders(path)):
-        return "full-text", path, folders
+    if "train" not in by_split and (folders := full_text_folders(path)):
+        return FULL_TEXT, path, folders
     if not by_split and (path / "data").is_dir():  # the layout of data sets on the hub
         by_split = base.split_files(path / "data")
     if not by_split:
@@ -397,8 +405,8 @@ def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> base.R
         return xmc.XmcReader(source, by_split, options)
     if kind == "pecos":
         return xmc.PecosReader(source, by_split, options)
-    if kind == "full-text":
-        return full_text.FullTextReader(source, by_split, options)
+    if kind == FULL_TEXT:
+        replace(options, encoding=None).check_unused(source, FULL_TEXT)
     return TableReader(source, by_split, kind, options, in_memory=in_memory)
 
 

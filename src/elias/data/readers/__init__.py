@@ -2,12 +2,11 @@
 
 | format | module |
 | --- | --- |
-| JSON lines, CSV, TSV, Excel, fastText, short texts of Annif | `table`, `columns` (their choice) |
+| JSON lines, CSV, TSV, Excel, fastText, corpora of Annif | `table`, `columns` (their choice) |
 | Parquet | `table`, which gets the rows from `parquet` |
-| folders of documents with subject files, as Annif uses them | `full_text` |
 | npz folders | `npz` |
 | text formats of the XMC repository and of PECOS | `xmc` |
-| label tables; vocabularies in SKOS | `label_table`; `skos` |
+| label tables, vocabularies in SKOS | `label_table` |
 
 `base` has the interface of a reader, `files` opens and decodes files, and `label_cells` parses the
 cells of label columns.

@@ -1,10 +1,14 @@
-"""Read tables: JSON lines, CSV, TSV, Parquet, Excel, fastText and Annif's short-text files.
+"""Read tables: JSON lines, CSV, TSV, Parquet, Excel, fastText and Annif's corpora.
 
 A table is one file (optionally with a column ``split``), or a folder with one or more files for
 each split: ``train.*``, ``validation.*``, ``test.*``. A ``labels.txt`` in the folder contains the
 label names, one per line. Columns are chosen by common names, by content or by options. Two
 optional columns, ``label_ids`` and ``label_weights``, contain lists of the same lengths as the
 lists of labels.
+
+A full-text folder of Annif is read like a table with a row for each document. The subjects of
+``a.txt`` are in ``a.tsv``, with a line ``<URI> label`` (separated by a tab) for each of them, or in
+``a.key``, with a label on each line. Splits are subfolders.
 """
 
 from __future__ import annotations
@@ -61,7 +65,10 @@ if TYPE_CHECKING:
 
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")
+FULL_TEXT = "full-text"
 _DELIMITED = ("csv", "tsv", "xlsx")
+_SUBJECTS = (".tsv", ".key")
+"""Suffixes of the subject files of a document, in order of preference."""
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
@@ -174,7 +181,8 @@ class TableReader(base.Reader):
             check_columns(file.path, needed, file.names)
         self._labels: NamedLabels | NumberedLabels = NumberedLabels()
         if columns.ids is None:
-            self._labels = NamedLabels(base.read_label_names(source) if source.is_dir() else None)
+            has_names = source.is_dir() and kind != FULL_TEXT
+            self._labels = NamedLabels(base.read_label_names(source) if has_names else None)
         self._format = label_cells.CellFormat("")
 
     def chunks(self) -> Iterator[base.Chunk]:
@@ -231,6 +239,12 @@ class TableReader(base.Reader):
             problem = f"no training rows, only: {', '.join(n_points)}; mark some rows as train"
             raise data_error(self._source, problem)
         ids, names = self._labels.finish(n_uses)
+        if self.format == FULL_TEXT:
+            notes = {"text": "*.txt", "labels": "*.tsv or *.key"}
+            n_documents = sum(len(list(file.path.glob("*.txt"))) for _, file in self._files)
+            if n_left_out := n_documents - sum(n_points.values()):
+                notes["text"] += f"; left out: {n_left_out} without a *.tsv or *.key file"
+            return base.Summary(names, ids, notes=notes)
         columns = self._columns
         notes = {"text": _listed(columns.text)}
         if self._left_out:
@@ -317,7 +331,7 @@ class TableFile:
         if self.kind == "jsonl":
             rows = islice(_json_rows(self.path, self._lines()), _SAMPLE_ROWS)
             return list(dict.fromkeys(key for _, row in rows for key in row))
-        if self.kind in ("fasttext", "annif"):
+        if self.kind in ("fasttext", "annif", FULL_TEXT):
             return ["text", "labels"]
         if not self.has_header:
             return numbered_columns(len(self._head[0]))
@@ -392,6 +406,8 @@ class TableFile:
             rows = json_cells(self.path, self._lines(), wanted, required)
         elif self.kind in ("fasttext", "annif"):
             rows = self._line_rows(wanted)
+        elif self.kind == FULL_TEXT:
+            rows = self._documents(wanted)
         else:
             rows = self._delimited_rows(wanted)
         first = next(rows, None)
@@ -415,6 +431,18 @@ class TableFile:
                 labels = list(map(strip_uri, subjects.split()))
             cells = {"text": text.strip(), "labels": labels}
             yield number, [cells[name] for name in wanted]
+
+    def _documents(self, wanted: Sequence[str]) -> Cells:
+        """Yield the documents of a full-text folder that have subjects."""
+        for number, path in enumerate(sorted(self.path.glob("*.txt")), start=1):
+            subjects = _subject_file(path)
+            if subjects is not None:
+                lines = iter_lines(subjects, self.options.encoding)
+                cells: dict[str, Any] = {"labels": [x for line in lines if (x := _label(line))]}
+                if "text" in wanted:
+                    text = "".join(iter_lines(path, self.options.encoding))
+                    cells["text"] = text.strip()
+                yield number, [cells[name] for name in wanted]
 
     def _delimited_rows(self, wanted: Sequence[str]) -> Cells:
         is_quoted = self.kind != "tsv" or self._is_quoted()
@@ -612,3 +640,35 @@ def _check_distinct(path: Path, names: list[str], line: int | None = None) -> No
         if name and count > 1:
             problem = f"{count} columns are called {name!r}; rename all but one"
             raise data_error(path, problem, line)
+
+
+def full_text_folders(path: Path) -> dict[str, list[Path]]:
+    """Return the full-text folders by split, or an empty dictionary if there are none.
+
+    The only key is ``""`` if the folder has documents of its own, and therefore no splits.
+    """
+    if _is_full_text(path):
+        return {"": [path]}
+    folders_by_split = {
+        split: [folder for folder in folders if _is_full_text(folder)]
+        for split, folders in base.split_files(path, folders=True).items()
+    }
+    folders_by_split = {split: folders for split, folders in folders_by_split.items() if folders}
+    return folders_by_split if "train" in folders_by_split else {}
+
+
+def _is_full_text(folder: Path) -> bool:
+    """Return whether a folder has a document with subjects."""
+    return any(_subject_file(document) for document in folder.glob("*.txt"))
+
+
+def _subject_file(document: Path) -> Path | None:
+    paths = (document.with_suffix(suffix) for suffix in _SUBJECTS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _label(line: str) -> str:
+    """Return the URI of a subject if the line has one, else its label."""
+    cells = [cell.strip() for cell in line.split("\t")]
+    uris = (strip_uri(cell) for cell in cells if cell != strip_uri(cell))
+    return next(uris, None) or next(filter(None, cells), "")
