@@ -3,14 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Each worker runs whole test files. More than 8 workers use much memory and save little time.
-TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
+# Each worker runs whole test files, in the order of tests/conftest.py. More than 8 workers use much
+# memory and save little time.
+TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # make demo TORCH_INDEX=ADDRESS takes torch from another index, e.g. that of the wheels for CPUs.
 INSTALL_TORCH := $(if $(TORCH_INDEX),$(PIP_INSTALL) -i $(TORCH_INDEX) torch,@:)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check lint format fuzz attack docs bench build release clean
+.PHONY: help demo test test-fast check lint kernels format fuzz attack docs bench build release clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +21,8 @@ demo: $(VENV)/.installed  ## Train and query ELIAS on a real corpus, on the CPU
 
 # Numbers of passed tests to check (tests/floor.json). Without Chromium, those of the page are skipped.
 FLOORS := tests
-test: lint  ## Run lint, types and all tests
+test: $(VENV)/.installed-dev  ## Run lint, types and all tests
+	@$(MAKE) --no-print-directory -j 2 lint kernels
 	$(BIN)/python -m pytest $(TEST_WORKERS) --floors $(FLOORS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the unit and property tests that take little time
@@ -33,6 +35,9 @@ lint: $(VENV)/.installed-dev  ## Run formatting, lint, types and layering
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+kernels: $(VENV)/.installed-dev
+	$(BIN)/python scripts/compile_kernels.py
 
 format: $(VENV)/.installed-dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .

@@ -76,6 +76,32 @@ def pytest_sessionfinish(session):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
+LONG = (
+    "tests/contract/test_docs.py",
+    "tests/e2e/test_processes.py",
+    "tests/e2e/test_predict_processes.py",
+    "tests/e2e/test_serve_processes.py",
+    "tests/e2e/test_resume.py",
+    "tests/e2e/test_cli.py",
+    "tests/e2e/test_page.py",
+    "tests/e2e/test_examples.py",
+)
+"""Files that take longest. They start first: a worker runs whole files, and the others would wait
+for the last one."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    order = {name: number for number, name in enumerate(LONG)}
+
+    def rank(item):
+        file = item.nodeid.partition("::")[0]
+        short = file.startswith(("tests/unit/", "tests/properties/"))
+        return order.get(file, len(LONG) + short)
+
+    items.sort(key=rank)
+
+
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
 
 
