@@ -8,7 +8,7 @@ table with a text and a labels column) in its place.
 from elias import Elias, EliasConfig, evaluate, train
 from elias.data.synthetic import synthetic_corpus
 
-corpus = synthetic_corpus(n_points=2_000, n_labels=200)
+corpus = synthetic_corpus(n_points=600, n_labels=100)
 config = EliasConfig().override({"encoder.dim": 64, "stages.stage2.epochs": 5})
 model = train(corpus, config, out="runs/quickstart", overwrite=True)
 

@@ -18,7 +18,7 @@ def lower(texts: list[str]) -> list[str]:
     return [text.lower() for text in texts]
 
 
-corpus = synthetic_corpus(n_points=400, n_labels=30)
+corpus = synthetic_corpus(n_points=200, n_labels=20)
 texts = list(corpus.train.texts or [])
 labels = [[corpus.label_names[i] for i in row.indices] for row in corpus.train.labels]
 

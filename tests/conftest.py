@@ -85,6 +85,7 @@ LONG = (
     "tests/e2e/test_cli.py",
     "tests/e2e/test_page.py",
     "tests/e2e/test_examples.py",
+    "tests/contract/test_notebooks.py",
 )
 """Files that take longest. They start first: a worker runs whole files, and the others would wait
 for the last one."""

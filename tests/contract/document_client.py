@@ -98,9 +98,11 @@ def main(name, arguments):
         return serve(arguments)
     if arguments[:2] == ["data", "demo"]:
         arguments = ["data", "synthetic", *arguments[2:], *TINY_DEMO]
-    if arguments[:1] == ["train"] and "mesh-titles" in arguments and "--dry-run" not in arguments:
-        smaller = [f"--set={key}=none" for key in DERIVED]
-        arguments = [*arguments, *smaller, "--set=encoder.dim=32"]
+    if "train" in arguments[:2] and "--dry-run" not in arguments:
+        arguments = [*arguments, "--set=rerank.trees=2"]
+        if "mesh-titles" in arguments:
+            smaller = [f"--set={key}=none" for key in DERIVED]
+            arguments = [*arguments, *smaller, "--set=encoder.dim=32"]
     return ask({"arguments": arguments})
 
 

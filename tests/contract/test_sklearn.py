@@ -74,14 +74,16 @@ def test_scikit_learns_own_checks_that_need_no_table_of_numbers_hold(check):
         check("EliasClassifier", EliasClassifier())
 
 
-def test_fit_returns_itself_and_what_was_learned_ends_in_an_underscore(texts, names):
+def test_fit_returns_itself_and_what_was_learned_ends_in_an_underscore(texts, corpus):
+    numbers = [[10 * int(i) for i in row.indices] for row in corpus.train.labels]
     classifier = EliasClassifier(**QUICK)
     before = dict(vars(classifier))
 
-    assert classifier.fit(texts, names) is classifier
+    assert classifier.fit(texts, numbers) is classifier
     learned = set(vars(classifier)) - set(before)
     assert learned == {"model_", "classes_"}
     assert {name: getattr(classifier, name) for name in before} == before
+    assert classifier.predict_topk(texts[:1], k=1)[0][0] % 10 == 0  # labels may be numbers
 
 
 def test_an_unfitted_estimator_raises_an_error(texts):
@@ -122,7 +124,7 @@ def test_the_estimator_learns(fitted, texts, names, corpus):
     assert fitted.score(texts[:2], [["unknown"], []]) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["list", "series", "array", "tuple", "frame"])
+@pytest.mark.parametrize("kind", ["series", "array", "tuple", "frame"])
 def test_texts_and_labels_come_in_any_sequence(kind, texts, names, fitted):
     def ragged(rows):
         array = np.empty(len(rows), dtype=object)
@@ -132,7 +134,7 @@ def test_texts_and_labels_come_in_any_sequence(kind, texts, names, fitted):
     def frame(rows):
         return pd.DataFrame({"column": rows})
 
-    kinds = {"list": list, "series": pd.Series, "tuple": tuple, "frame": frame}
+    kinds = {"series": pd.Series, "tuple": tuple, "frame": frame}
     as_texts, as_labels = kinds.get(kind, np.array), kinds.get(kind, ragged)
 
     classifier = EliasClassifier(**QUICK).fit(as_texts(texts), as_labels(names))
@@ -150,14 +152,6 @@ def test_labels_may_be_a_matrix_whose_columns_stay(make, corpus, texts):
     assert classifier.classes_.tolist() == list(range(30))
     assert classifier.predict(texts).shape == corpus.train.labels.shape
     assert classifier.score(texts, labels) > 0.6
-
-
-def test_labels_may_be_numbers(texts, corpus):
-    numbers = [[10 * int(i) for i in row.indices] for row in corpus.train.labels]
-
-    best = EliasClassifier(**QUICK).fit(texts, numbers).predict_topk(texts[:1], k=1)
-
-    assert best[0][0] % 10 == 0
 
 
 def test_a_clone_learns_the_same(fitted, texts, names):
@@ -206,15 +200,12 @@ def test_it_is_cross_validated(as_matrix, texts, names, corpus):
     assert scores.min() > 0.2
 
 
-@pytest.mark.parametrize("as_matrix", [False, True])
-def test_a_grid_is_searched(as_matrix, texts, names, corpus):
-    labels = corpus.train.labels if as_matrix else names
-
+def test_a_grid_is_searched(texts, corpus):
     search = GridSearchCV(
-        EliasClassifier(**QUICK), {"epochs": [1, 3]}, cv=2, error_score="raise"
-    ).fit(texts, labels)
+        EliasClassifier(**QUICK), {"epochs": [1, 2]}, cv=2, error_score="raise"
+    ).fit(texts, corpus.train.labels)
 
-    assert search.best_params_["epochs"] in (1, 3)
+    assert search.best_params_["epochs"] in (1, 2)
     assert search.predict(texts).shape == (len(texts), 30)
     assert search.best_estimator_.model_.n_labels == 30
 

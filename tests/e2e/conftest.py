@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.commands import SMALL, elias
+from elias import Elias
 from elias.data.synthetic import write_synthetic
 
 
@@ -35,3 +36,15 @@ def run(trained):
     folder, result = trained
     assert result.code == 0, result.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(run):
+    """The model of the run, for tests that do not change it."""
+    return Elias.from_pretrained(run, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def texts(corpus_folder):
+    """Three test points of the corpus."""
+    return (corpus_folder / "raw" / "tst_X.txt").read_text(encoding="utf8").splitlines()[:3]

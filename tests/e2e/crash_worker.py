@@ -33,6 +33,7 @@ CONFIG = {
     "stages.stage2.average_from": 0.4,
     "rerank.candidates": 20,
     "rerank.char_ngrams": [0, 0],
+    "rerank.trees": 2,
     "eval.validation_size": 30,
     "checkpoint.minutes": 1e-9,
 }

@@ -10,7 +10,6 @@ from datetime import datetime
 import pytest
 
 from e2e.servers import live
-from elias import Elias
 from elias.serve.settings import Limits
 
 
@@ -26,16 +25,6 @@ def client(run):
 @pytest.fixture(scope="module")
 def project(client):
     return f"/v1/projects/{client.get('/v1/projects').json()['projects'][0]['project_id']}"
-
-
-@pytest.fixture(scope="module")
-def model(run):
-    return Elias.from_pretrained(run, device="cpu")
-
-
-@pytest.fixture
-def texts(corpus_folder):
-    return (corpus_folder / "raw" / "tst_X.txt").read_text(encoding="utf8").splitlines()[:3]
 
 
 def test_the_model_is_a_trained_project(client, project, model):

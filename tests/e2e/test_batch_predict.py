@@ -18,14 +18,8 @@ from elias.data.load import TextFile
 from elias.errors import DataError
 from elias.inference.batch_predict import FileTask, predict_file
 from elias.inference.prediction_io import FORMATS, read_predictions
-from elias.inference.predictor import Elias
 
 TEXTS = [f"roda vepi {word}" for word in ("dabuva", "roda", "", "mi", "vepi,\tx", 'a "q"', "zz")]
-
-
-@pytest.fixture(scope="module")
-def model(run):
-    return Elias.from_pretrained(run, device="cpu")
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ SMALL = (
     *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),
     *("--set", "eval.validation_size=20", "--set", "stages.stage1.score_all=false"),
-    *("--set", "rerank.candidates=10"),  # fewer than labels, so that trees are fitted
+    # fewer than labels, so that trees are fitted
+    *("--set", "rerank.candidates=10", "--set", "rerank.trees=2"),
 )
 
 OMIKUJI = '''

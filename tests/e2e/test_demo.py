@@ -1,6 +1,7 @@
 """The demo, on a small generated corpus."""
 
 import json
+import shutil
 
 import pytest
 
@@ -14,17 +15,34 @@ SMALL = {
     "stages.stage1.epochs": 1,
     "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 2,
+    "rerank.trees": 2,
 }
 
 
-@pytest.fixture(autouse=True)
-def small_demo(monkeypatch):
-    monkeypatch.setattr(demo_command, "SYNTHETIC", {"n_points": 300, "n_labels": 100})
-    monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig().override(SMALL))
+@pytest.fixture(autouse=True, scope="module")
+def small_demo():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_command, "SYNTHETIC", {"n_points": 300, "n_labels": 100})
+        patch.setattr(demo_command, "_config", lambda: EliasConfig().override(SMALL))
+        yield
 
 
 def demo(folder, *options):
     return elias("demo", "--synthetic", "--out", folder / "demo", *options)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The folder of a finished demo, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, demo(folder)
+
+
+@pytest.fixture
+def folder(first, tmp_path):
+    """A copy of the folder of the finished demo."""
+    shutil.copytree(first[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 def shown(result):
@@ -34,48 +52,46 @@ def shown(result):
     return [" ".join(line.split()) for line in remaining]
 
 
-def test_the_demo_shows_stages_texts_times_and_what_to_type_next(tmp_path):
-    result = demo(tmp_path)
+def test_the_demo_shows_stages_texts_times_and_what_to_type_next(first):
+    folder, result = first
 
     words = ["stage1", "stage2", "P@1", "PSP@5", "R@100", "true", "predicted", "elias predict"]
     assert result.code == 0
     assert all(word in result.out for word in words)
     assert result.out.count("predicted  ") == 5
-    assert f"Model saved in {tmp_path / 'demo' / 'model'}" in result.out
-    assert {path.name for path in tmp_path.iterdir()} == {"demo", "synthetic-300x100"}
+    assert f"Model saved in {folder / 'demo' / 'model'}" in result.out
+    assert {path.name for path in folder.iterdir()} == {"demo", "synthetic-300x100"}
 
 
-def test_a_second_demo_shows_the_same_without_training(tmp_path):
-    first = demo(tmp_path)
-    log = (tmp_path / "demo" / "train.log").read_bytes()
+def test_a_second_demo_shows_the_same_without_training(first):
+    folder, result = first
+    log = (folder / "demo" / "train.log").read_bytes()
 
-    second = demo(tmp_path)
+    second = demo(folder)
 
     assert second.code == 0
     assert "is finished; showing its results" in second.err
-    assert shown(second) == shown(first)
-    assert (tmp_path / "demo" / "train.log").read_bytes() == log
+    assert shown(second) == shown(result)
+    assert (folder / "demo" / "train.log").read_bytes() == log
 
 
-def test_an_unfinished_demo_starts_over(tmp_path):
-    first = demo(tmp_path)
-    (tmp_path / "demo" / "model").rename(tmp_path / "gone")
+def test_an_unfinished_demo_starts_over(first, folder):
+    shutil.rmtree(folder / "demo" / "model")
 
-    second = demo(tmp_path)
+    second = demo(folder)
 
     assert second.code == 0
-    assert first.out.splitlines()[:5] == second.out.splitlines()[:5]
-    assert (tmp_path / "demo" / "model").is_dir()
+    assert first[1].out.splitlines()[:5] == second.out.splitlines()[:5]
+    assert (folder / "demo" / "model").is_dir()
 
 
-def test_a_demo_does_not_replace_another_run(tmp_path, monkeypatch):
-    demo(tmp_path)
+def test_a_demo_does_not_replace_another_run(folder, monkeypatch):
     monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig(seed=5).override(SMALL))
 
-    refused = demo(tmp_path)
-    replaced = demo(tmp_path, "--overwrite")
+    refused = demo(folder)
+    replaced = demo(folder, "--overwrite")
 
-    config = json.loads((tmp_path / "demo" / "config.json").read_text())
+    config = json.loads((folder / "demo" / "config.json").read_text())
     assert refused.code == 2
     assert "holds a finished run" in refused.err
     assert replaced.code == 0

@@ -22,6 +22,7 @@ SMALL = {
     "stages.stage2.epochs": 2,
     "rerank.candidates": 20,
     "rerank.char_ngrams": [0, 0],
+    "rerank.trees": 2,
     "eval.validation_size": 30,
 }
 

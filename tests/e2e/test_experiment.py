@@ -24,7 +24,8 @@ SMALL = (
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=2"),
     *("--set", "stages.stage2.label_lr=0.05", "--set", "eval.validation_size=30"),
     *("--set", "stages.stage1.score_all=false", "--set", "eval.drop_unhelpful=false"),
-    *("--set", "rerank.candidates=20"),  # fewer than labels, so that trees are fitted
+    # fewer than labels, so that trees are fitted
+    *("--set", "rerank.candidates=20", "--set", "rerank.trees=2"),
 )
 QUICK = (*SMALL, "--set", "rerank.enabled=false")
 """Without the ranker, for what does not need one."""

@@ -29,11 +29,6 @@ def logged_in(online, monkeypatch):
     return online
 
 
-@pytest.fixture(scope="module")
-def model(run):
-    return Elias.from_pretrained(run, device="cpu")
-
-
 def test_a_model_is_loaded_from_the_hub_as_it_was_pushed(model, online):
     address = model.push_to_hub("user/fish", token=TOKEN, message="First")
 

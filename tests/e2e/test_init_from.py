@@ -17,6 +17,7 @@ CHANGES = {
     "stages.stage1.score_all": False,
     "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 1,
+    "rerank.enabled": False,
 }
 CONFIG = EliasConfig().override(CHANGES)
 STILL = dict.fromkeys(("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"), 0.0)

@@ -16,7 +16,8 @@ SMALL = (
     *("--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.one-vs-all.epochs=6", "--set", "stages.one-vs-all.batch_size=32"),
     *("--set", "stages.one-vs-all.label_lr=0.05", "--set", "eval.drop_unhelpful=false"),
-    *("--set", "rerank.candidates=100"),  # fewer than labels, so that trees are fitted
+    # fewer than labels, so that trees are fitted
+    *("--set", "rerank.candidates=100", "--set", "rerank.trees=2"),
 )
 
 

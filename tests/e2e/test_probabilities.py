@@ -11,11 +11,6 @@ from elias.errors import ConfigError, ModelError
 
 
 @pytest.fixture(scope="module")
-def model(run):
-    return Elias.from_pretrained(run, device="cpu")
-
-
-@pytest.fixture(scope="module")
 def texts(corpus_folder):
     return load_corpus(corpus_folder).test.texts
 

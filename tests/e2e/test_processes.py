@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from e2e.commands import SMALL, SOURCE
+from e2e.commands import SOURCE, free_port
 from elias.distributed.world import EXIT_CODE
 
 TESTS = Path(__file__).parents[1]
@@ -21,12 +20,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "error::UserWarning",
 }
-
-
-def free_port():
-    with socket.socket() as results:
-        results.bind(("127.0.0.1", 0))
-        return results.getsockname()[1]
 
 
 def made_by(script, path):
@@ -277,24 +270,11 @@ def test_a_mistake_ends_each_process_with_its_exit_code(tmp_path):
         assert lines[-1] == errors[0]
 
 
-def test_processes_that_diverge_stop_with_the_same_error(corpus_folder, tmp_path):
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = ("train", corpus_folder, "--out", tmp_path / "run", "--device", "cpu", *SMALL)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "elias", *map(str, command), "--set=stages.stage1.bag_lr=1e20"],
-            env={**ENVIRONMENT, **where, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    result = [process.communicate()[1].splitlines() for process in processes]
-
-    assert [process.returncode for process in processes] == [2, 2], result
-    for lines in result:
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert len(errors) == 1, lines
+def test_processes_that_diverge_stop_with_the_same_error(results):
+    for result in results["diverged"]:
+        errors = [line for line in result["err"].splitlines() if line.startswith("error: ")]
+        assert result["code"] == 2
+        assert len(errors) == 1, result["err"]
         assert "stage1 epoch 1 step 2: the loss is nan" in errors[0]
         assert "lower stages.stage1.bag_lr (now 1e+20)" in errors[0]
 

@@ -25,6 +25,7 @@ SMALL = {
     "stages.stage2.epochs": 1,
     "rerank.candidates": 10,
     "rerank.char_ngrams": [3, 3],
+    "rerank.trees": 2,
     "eval.validation_size": 60,
 }
 

@@ -103,12 +103,19 @@ def stop(config, corpus, out, step, number=signal.SIGTERM, **options):
     return str(caught.value)
 
 
-@pytest.fixture
-def stopped(corpus, tmp_path):
+@pytest.fixture(scope="module")
+def stopped_run(corpus, tmp_path_factory):
     """A run stopped twice: in stage 2 it has two checkpoints."""
-    stop(SMALL, corpus, tmp_path / "run", 12)
-    stop(SMALL, corpus, tmp_path / "run", 2)
-    return tmp_path / "run"
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    stop(SMALL, corpus, run, 12)
+    stop(SMALL, corpus, run, 2)
+    return run
+
+
+@pytest.fixture
+def stopped(stopped_run, tmp_path):
+    """A copy of the stopped run, to be resumed or damaged."""
+    return Path(shutil.copytree(stopped_run, tmp_path / "run"))
 
 
 # bit for bit

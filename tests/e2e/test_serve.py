@@ -30,16 +30,6 @@ def client(server):
         yield client
 
 
-@pytest.fixture(scope="module")
-def model(run):
-    return Elias.from_pretrained(run, device="cpu")
-
-
-@pytest.fixture
-def texts(corpus_folder):
-    return (corpus_folder / "raw" / "tst_X.txt").read_text(encoding="utf8").splitlines()[:3]
-
-
 class Slow:
     """Holds up every batch of a server until it is let go."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from e2e.commands import SMALL, elias
+from e2e.commands import SMALL, elias, free_port
 from e2e.crash_worker import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
@@ -59,12 +58,6 @@ N_LABELS = 41  # no multiple of the processes
 
 def corpus(n_points=CORPUS["n_points"]):
     return synthetic_corpus(**{**CORPUS, "n_points": n_points, "n_labels": N_LABELS})
-
-
-def free_port():
-    with socket.socket() as results:
-        results.bind(("127.0.0.1", 0))
-        return results.getsockname()[1]
 
 
 def spawn(size, work, stopped=None):
@@ -257,9 +250,9 @@ def reading(rank):
     return {}
 
 
-def commanded(folder, data):
+def commanded(folder, data, *more):
     """Run `elias train` as torchrun would."""
-    options = ("--set", "rerank.enabled=false", "--set", "stages.stage2.epochs=1")
+    options = ("--set", "rerank.enabled=false", "--set", "stages.stage2.epochs=1", *more)
     result = elias("train", data, "--out", folder, *SMALL, *options)
     return {"code": result.code, "out": result.out, "err": result.err}
 
@@ -384,6 +377,8 @@ def main(folder):
         for data in ("corpus", "nothing")
     ]
     run, data = folder / "trained on corpus", folder / "corpus"
+    steep = "--set=stages.stage1.bag_lr=1e20"
+    results["diverged"] = spawn(2, lambda _: commanded(folder / "diverged", data, steep))
     results["evaluate"] = [evaluated(run, data), *spawn(2, lambda _: evaluated(run, data))]
     (folder / "results.json").write_text(json.dumps(results))
 

@@ -95,10 +95,10 @@ def rerun(work):
     return replay, actual
 
 
-@pytest.mark.parametrize(("reduction", "index_every"), [("mean", 1), ("sum", 2), ("mean", 3)])
+@pytest.mark.parametrize(("reduction", "index_every"), [("mean", 1), ("sum", 3)])
 def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, monkeypatch):
     stage = ResolvedStage(
-        epochs=3,
+        epochs=2,
         batch_size=2,
         learn_graph=True,
         index_every=index_every,

@@ -6,7 +6,7 @@ from rerank_problem import Problem, fit_reranker, make_points
 
 @pytest.fixture(scope="session")
 def problem():
-    return Problem(make_points(300, seed=0), make_points(100, seed=1), RerankConfig())
+    return Problem(make_points(300, seed=0), make_points(100, seed=1), RerankConfig(trees=4))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from elias.errors import ConfigError
 TINY = (
     *("--device", "cpu", "--set", "encoder.dim=8", "--set", "encoder.hidden_dim=8"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),
+    *("--set", "rerank.trees=2"),
 )
 
 

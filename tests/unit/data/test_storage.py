@@ -4,11 +4,9 @@ import errno
 import gzip
 import json
 import os
-import subprocess
-import sys
+import tracemalloc
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, random
 
-import elias
 from elias.data import convert, load, load_corpus, storage
 from elias.data.atomic import cache_root
 from elias.data.readers import files
@@ -418,19 +415,6 @@ def test_a_sample_has_its_size_and_every_label(rows, size, seed):
     np.testing.assert_array_equal(sample, sample_points(labels, size, seed))
 
 
-READING = """
-import resource, sys, tracemalloc
-import numpy as np
-from elias.data import load_corpus
-load_corpus(sys.argv[2], on_disk=sys.argv[3], test_size=0)  # imports and compiles what it needs
-tracemalloc.start()
-corpus = load_corpus(sys.argv[1], on_disk=sys.argv[3], test_size=0)
-train = corpus.train.take(np.arange(0, len(corpus.train), 2))
-assert len(train.texts or range(len(train))) == len(train.labels.indptr) - 1
-print(tracemalloc.get_traced_memory()[1])
-"""
-
-
 def write_lines(path, lines):
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as out:
@@ -454,21 +438,21 @@ def many_rows(folder, format, n_points):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["jsonl", "lf", "xmc"])
-def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, format):
-    whole = many_rows(tmp_path / "large", format, 20_000 if format == "xmc" else 10_000)
+def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, monkeypatch, format):
+    monkeypatch.setattr(files, "CHUNK_ROWS", 200)
+    whole = many_rows(tmp_path / "large", format, 4000)
     small = many_rows(tmp_path / "small", format, 2)
-    package = str(Path(elias.__file__).parent.parent)
 
     def peak(on_disk):
-        command = [sys.executable, "-c", READING, str(whole), str(small), on_disk]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            check=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": package},
-        )
-        return int(done.stdout)
+        load_corpus(small, on_disk=on_disk, test_size=0)  # imports and compiles what it needs
+        tracemalloc.start()
+        try:
+            corpus = load_corpus(whole, on_disk=on_disk, test_size=0)
+            train = corpus.train.take(np.arange(0, len(corpus.train), 2))
+            assert len(train.texts or range(len(train))) == len(train.labels.indptr) - 1
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
 
     assert 2 * peak("on") < peak("off")
 

@@ -1,9 +1,5 @@
 """Masked classifiers beside scikit-learn's, and the sub-problems that have little to learn from."""
 
-import os
-import subprocess
-import sys
-
 import numba
 import numpy as np
 import pytest
@@ -208,35 +204,3 @@ def test_a_positive_that_is_no_candidate_is_learned_from():
     positive, negative, untouched = weights.toarray()[0]
     assert positive > 0 > negative
     assert untouched == 0
-
-
-BITS = """
-import hashlib
-import numpy as np
-from scipy.sparse import csr_matrix
-from elias.rerank.solver import fit_label_classifiers
-from elias.rerank.solver import group_pairs
-
-rng = np.random.default_rng(0)
-sparse = csr_matrix(rng.random((200, 50)) * (rng.random((200, 50)) < 0.3), dtype=np.float32)
-dense = rng.standard_normal((200, 37)).astype(np.float32)
-candidates = rng.permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :8]
-labels = csr_matrix(rng.random((200, 20)) < 0.1, dtype=np.float32)
-groups = group_pairs(candidates, labels)
-weights, biases = fit_label_classifiers(sparse, dense, groups)
-print(hashlib.sha256(weights.data.tobytes() + biases.tobytes()).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_a_fit_has_the_same_bits_just_compiled_and_from_the_cache(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", BITS]
-
-    bits = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-
-    assert len(bits[0].strip()) == 64
-    assert bits[0] == bits[1]

@@ -398,10 +398,9 @@ def test_label_names_in_a_pipe_or_a_device_are_refused(tmp_path, target):
     assert "labels.txt: is not a regular file" in refusal(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["many.jsonl", "many.txt"])
-def test_a_million_labels_on_one_point_are_read(tmp_path, name):
-    n_labels = 1_000_000
+def test_very_many_labels_on_one_point_are_read(tmp_path, name):
+    n_labels = 200_000
     ids = [str(i) for i in range(n_labels)]
     path = tmp_path / name
     if name.endswith("jsonl"):
