@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they are."""
+"""The programs in examples/ run as they are. `test_clusters` runs those for clusters."""
 
 import runpy
 
@@ -6,7 +6,7 @@ import pytest
 
 from contract.documents import ROOT
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {*(ROOT / "examples").glob("*_batch.py")})
 
 
 @pytest.mark.slow
