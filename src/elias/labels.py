@@ -155,6 +155,20 @@ class LabelTable(Sequence[str]):
 
         return [find(name, key) for name, key, *_ in LabelTable.of(labels).rows()]
 
+    def broader_groups(self) -> dict[str, list[int]]:
+        """Return the ids of the labels below each broader label, by the name of the latter.
+
+        >>> table = LabelTable(("animals", "mice"), ids=("1", "2"), broader=((), ("1",)))
+        >>> table.broader_groups()
+        {'animals': [1]}
+        """
+        narrower, groups = self.broader_matrix().T.tocsr(), dict[str, list[int]]()
+        for label, name in enumerate(self):
+            labels = narrower.indices[narrower.indptr[label] : narrower.indptr[label + 1]]
+            if len(labels):
+                groups.setdefault(name, []).extend(labels.tolist())
+        return groups
+
     def broader_matrix(self) -> csr_matrix:
         """Return the (L, L) matrix with entry (i, j) = 1 if label j is broader than label i.
 

@@ -300,6 +300,15 @@ def metrics_by_points(
     return sorted(results, key=lambda row: (row[wanted[-1]], row["group"]))
 
 
+MIN_GROUP = 10
+"""Points, or true (point, label) pairs, that a group needs to be among the weakest."""
+
+
+def large_groups(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the groups with at least `MIN_GROUP` points or true pairs, or all if none has."""
+    return [row for row in rows if row.get("points", row.get("pairs", 0)) >= MIN_GROUP] or rows
+
+
 def metrics_by_labels(
     predictions: Predictions,
     truth: sparse.csr_matrix,

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 RECALL_KS = (10, 20, 100)
 _N_GROUPS = 10  # shown
-_MIN_GROUP = 10  # points, or true pairs, of a group that is shown
 _NOTICEABLE = 0.05  # share of training texts from which a warning is printed
 
 
@@ -222,13 +221,7 @@ def _find_groups(
         return frequency_groups(frequencies)
     if name == "broader":
         _check_broader(model)
-        narrower = model.label_table.broader_matrix().T.tocsr()
-        groups: dict[str, list[int]] = {}
-        for label, name in enumerate(model.label_table):
-            labels = narrower.indices[narrower.indptr[label] : narrower.indptr[label + 1]]
-            if len(labels):
-                groups.setdefault(name, []).extend(labels.tolist())
-        return groups
+        return model.label_table.broader_groups()
     if Path(name).is_file():
         return _label_sets(Path(name), model)
     return read_column(corpus, split, name)
@@ -268,13 +261,15 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
 
 def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
     """Return the title and the table of the weakest groups."""
+    from elias.metrics import MIN_GROUP, large_groups
+
     if not rows:
         return f"groups by {name}:", "  none has a label of these points"
-    large = [row for row in rows if row.get("points", row.get("pairs", 0)) >= _MIN_GROUP] or rows
+    large = large_groups(rows)
     shown = large[:_N_GROUPS]
     size = "points" if "points" in rows[0] else "true pairs"
     title = f"weakest groups by {name} ({len(shown)} of {len(rows)}"
-    title += ")" if len(large) == len(rows) else f"; at least {_MIN_GROUP} {size})"
+    title += ")" if len(large) == len(rows) else f"; at least {MIN_GROUP} {size})"
     cells = [
         [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()]
         for row in shown

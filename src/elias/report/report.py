@@ -19,7 +19,14 @@ from elias.data.stats import PERCENTILES, corpus_stats
 from elias.errors import DataError, RunError
 from elias.inference.predict import split_inputs
 from elias.inference.predictor import Elias
-from elias.metrics import f1_metrics, per_label
+from elias.metrics import (
+    MIN_GROUP,
+    f1_metrics,
+    frequency_groups,
+    large_groups,
+    metrics_by_labels,
+    per_label,
+)
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
 from elias.report import statistics
 from elias.report.html import number, render
@@ -176,7 +183,9 @@ def report_values(
         "data_source": {"format": corpus.format, **corpus.notes},
         "times": records.times(),
         "configuration": dict(_leaves(model.config.to_dict())),
-        **dict.fromkeys(("recall", "decisions", "reliability", "index", "embeddings", "examples")),
+        **dict.fromkeys(
+            ("recall", "groups", "decisions", "reliability", "index", "embeddings", "examples")
+        ),
     }
     name, split = "test", corpus.test
     if split is None:
@@ -189,6 +198,8 @@ def report_values(
             "split": name,
             "n_evaluated": len(split),
             "recall": recall_values(predictions, split.labels, frequencies, recorded),
+            "groups": group_values(model, components[model.components[-1]], split, frequencies),
+            "min_group": MIN_GROUP,
             "examples": _examples(model, split),
             "label_names": model.label_names,
         }
@@ -327,6 +338,31 @@ def recall_values(
         "within": _decile_figure("Recall within each label decile", percent, within, **true_labels),
         "scores": Figure(boxes, header, rows),
     }
+
+
+def group_values(
+    model: Elias, predictions: Predictions, split: Split, frequencies: Ints
+) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Return the header and the rows of the weakest groups of labels, by kind of group."""
+    kinds = {"training points": frequency_groups(frequencies)}
+    if model.label_table.broader is not None:
+        kinds["broader label"] = model.label_table.broader_groups()
+    assigned = model.assign(predictions) if model.probabilities else None
+    tables = {}
+    for kind, groups in kinds.items():
+        rows = metrics_by_labels(predictions, split.labels, groups, assigned=assigned)
+        rows = list(large_groups(rows))[:N_LABELS]
+        if rows:
+            names = [f"{k}, %" if isinstance(v, float) else k for k, v in rows[0].items()]
+            cells = [[_cell(value) for value in row.values()] for row in rows]
+            tables[kind] = ([kind, *names[1:]], cells)
+    return tables
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _probability_values(probabilities: Probabilities) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """Figures show the numbers they are given, and leave out what is not known."""
 
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.data.stats import PERCENTILES
+from elias.labels import LabelTable
 from elias.predictions import Predictions
 from elias.report import statistics
 from elias.report.html import render
 from elias.report.report import (
     decision_values,
     edge_values,
+    group_values,
     learning_values,
     map_values,
     recall_values,
@@ -22,7 +25,7 @@ from elias.report.statistics import LabelMaps
 NOTHING = {
     **dict.fromkeys(("source", "learning", "recall", "probabilities", "reliability", "index")),
     **dict.fromkeys(("embeddings", "examples", "decisions")),
-    **{key: {} for key in ("calibration_errors", "metrics", "times", "configuration")},
+    **{key: {} for key in ("calibration_errors", "metrics", "times", "configuration", "groups")},
     **{"name": "run", "version": "1", "n_members": 1, "n_labels": 1, "n_points": 1},
     **{"statistics": statistics, "ECE_AT": 5, "PERCENTILES": PERCENTILES},
     **{"data": {"splits": {}}, "data_source": {}, "split": "test", "n_evaluated": 2},
@@ -125,3 +128,19 @@ def test_decisions_name_the_labels_that_are_missed_most_often():
     assert decisions["missed"] == [["missed", "4", "7", "0", "0", "–", "0.0", "0.0"]]
     assert [row[0] for row in decisions["worst"]] == ["missed", "seen"]
     assert decisions["metrics"]["micro-recall"] == 100 * 6 / 13
+
+
+def test_the_weakest_groups_come_first_and_small_ones_are_left_out():
+    truth = csr_matrix(np.repeat(np.eye(3, dtype=np.float32), (12, 12, 1), axis=0))
+    ids = np.array([[0, 1]] * 12 + [[0, 2]] * 12 + [[2, 0]])  # never label 1 for its points
+    predictions = Predictions(ids, np.full(ids.shape, 0.5, dtype=np.float32), 3)
+    table = LabelTable(("a", "b", "c"), ids=("1", "2", "3"), broader=((), ("1",), ("1",)))
+    model = SimpleNamespace(label_table=table, probabilities=None)
+    split = SimpleNamespace(labels=truth)
+
+    tables = group_values(model, predictions, split, np.array([500, 3, 1]))
+
+    header, rows = tables["training points"]
+    assert header == ["training points", "labels", "pairs", "R@5, %"]
+    assert rows == [["2 to 5", "1", "12", "0.0"], ["over 100", "1", "12", "100.0"]]
+    assert tables["broader label"][1] == [["a", "2", "13", "7.7"]]
