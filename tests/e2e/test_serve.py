@@ -3,13 +3,18 @@
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
+from e2e.commands import SOURCE
 from e2e.servers import live
 from elias import Elias
 from elias.serve.settings import Limits
@@ -125,6 +130,32 @@ def test_explain_measures_the_effect_of_words_of_one_text(client, model, texts):
     assert why["labels"][0]["words"] == list(label["words"])
     assert why["labels"][0]["terms"] == list(label["terms"])
     assert refused.status_code == 413
+
+
+def test_web_pages_of_an_allowed_origin_can_use_the_server(run, texts):
+    page = {"origin": "https://library.example"}
+    wants = {"access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+    body = {"inputs": texts[:1]}
+    settings = {"keys": (KEY,), "allow_origins": (page["origin"],)}
+    with live(run, **settings) as served, served.client() as client:
+        asked = client.options("/predict", headers=page | wants)
+        other = client.options("/predict", headers=wants | {"origin": "https://evil.example"})
+        answer = client.post("/predict", json=body, headers=page | {"x-api-key": KEY})
+        refused = client.post("/predict", json=body, headers=page)
+
+    allowed = "access-control-allow-origin"
+    assert (asked.status_code, asked.headers[allowed]) == (200, page["origin"])
+    assert other.status_code == 400
+    assert allowed not in other.headers
+    assert (answer.status_code, answer.headers[allowed]) == (200, page["origin"])
+    assert (refused.status_code, refused.headers[allowed]) == (401, page["origin"])
+
+
+def test_without_an_allowed_origin_no_page_is_told_that_it_may_ask(client):
+    answer = client.get("/info", headers={"origin": "http://localhost"})
+
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_explain_of_one_label_returns_only_that_label(client, texts):
@@ -499,3 +530,33 @@ def test_examples_are_those_given_or_else_names_of_labels(run, client, model):
         assert other.get("/examples").json() == {"examples": ["one", "two"]}
 
     assert set(client.get("/examples").json()["examples"]) <= set(model.label_names)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's /proc")
+def test_workers_share_the_weights_because_they_are_mapped_from_the_files(model, texts):
+    model.predict(texts)  # makes what is made at first use
+    values, columns, *_ = model.reranker.ranker._classifiers
+    large = {
+        "W_L": model.model.labels.weight.data_ptr(),
+        "word vectors": model.model.encoder.vectors.data_ptr(),
+        "weights of the ranker": values.ctypes.data,
+        "their columns": columns.ctypes.data,
+    }
+    maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [[int(end, 16) for end in fields[0].split("-")] for fields in maps]
+
+    for name, address in large.items():
+        (number,) = [i for i, (start, end) in enumerate(ranges) if start <= address < end]
+        assert maps[number][-1].endswith(".safetensors"), name
+
+
+def test_loading_a_model_does_not_import_the_compiler_of_torch(run):
+    code = f"import sys, elias; elias.Elias.from_pretrained({str(run)!r}); "
+    code += "print('torch._dynamo' in sys.modules)"
+
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+
+    assert done.stdout.strip() == "False"

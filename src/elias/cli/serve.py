@@ -25,7 +25,13 @@ def serve(
         list[str] | None,
         Option(metavar="NAME", help="Name in URLs of this server, besides localhost; repeatable."),
     ] = None,
-    workers: Annotated[int, Option(min=1, max=256, help="Processes; each loads the model.")] = 1,
+    allow_origin: Annotated[
+        list[str] | None,
+        Option(metavar="URL", help="Origin of web pages that may use the server; repeatable."),
+    ] = None,
+    workers: Annotated[
+        int, Option(min=1, max=256, help="Processes; they share one copy of the weights.")
+    ] = 1,
     api_key_file: Annotated[
         Path | None, Option(metavar="FILE", help="Require one of these API keys, one per line.")
     ] = None,
@@ -62,6 +68,7 @@ def serve(
         host=host,
         port=port,
         host_names=tuple(name.lower() for name in host_name or ()),
+        allow_origins=tuple(allow_origin or ()),
         workers=workers,
         keys=() if api_key_file is None else read_keys(api_key_file),
         device=device,

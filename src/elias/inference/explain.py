@@ -128,9 +128,12 @@ def _edges_from(
     """
     is_edge = model.graph.edge_labels[cluster] < model.n_labels
     labels = model.graph.edge_labels[cluster][is_edge]
-    directions = nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
-    similarity = directions @ model.clusters.weight[cluster].float()
-    return labels, scores[cluster][is_edge], similarity
+    center = model.clusters.weight[cluster].float()
+    parts = [
+        nn.functional.normalize(model.labels.weight[some].float(), dim=1) @ center
+        for some in torch.split(labels, _MAX_ROWS)
+    ]
+    return labels, scores[cluster][is_edge], torch.cat(parts)
 
 
 @torch.no_grad()
@@ -145,6 +148,8 @@ def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> 
     return strongest
 
 
+_MAX_ROWS = 4096
+"""Rows of W_L that are copied at a time."""
 N_DESCRIBING = 5
 """Number of labels shown to describe a cluster."""
 
@@ -450,51 +455,41 @@ class GraphView:
     """The labels of each cluster and the clusters of each label, strongest edge first.
 
     Equally strong edges are sorted by the similarity of cluster and label, so that the first labels
-    show the topic of a cluster.
+    show the topic of a cluster. Nothing is stored: the edges are read from the model.
     """
+
+    def __init__(self, model: EliasModel) -> None:
+        self._model = model
+
+    @property
+    def n_clusters(self) -> int:
+        """Return the number of clusters."""
+        return self._model.graph.n_clusters
 
     @torch.no_grad()
-    def __init__(self, model: EliasModel) -> None:
-        self.n_clusters = model.graph.n_clusters
-        edge_scores, parts = model.graph.edge_log_scores().exp(), []
-        for cluster in range(self.n_clusters):  # all at once would take C·E·D numbers
-            labels, *values = _edges_from(model, cluster, edge_scores)
-            parts.append((torch.full_like(labels, cluster), labels, *values))
-        columns = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-        clusters, label_ids, scores, similarity = columns
-        self.labels = Neighbours(clusters, label_ids, scores, similarity, self.n_clusters)
-        """The labels of each cluster."""
-        self.clusters = Neighbours(label_ids, clusters, scores, similarity, model.n_labels)
-        """The clusters of each label."""
+    def labels(self, cluster: int) -> list[Edge]:
+        """Return the labels of a cluster."""
+        return _sorted(*_edges_from(self._model, cluster, self._model.graph.unsaturated_log()))
 
-
-class Neighbours:
-    """The edges of each node, strongest first.
-
-    Edge i connects ``nodes[i]`` with ``others[i]``. Node ids range from 0 to ``n_nodes`` - 1.
-    """
-
-    def __init__(
-        self, nodes: Array, others: Array, scores: Array, similarity: Array, n_nodes: int
-    ) -> None:
-        order = np.lexsort((others, -similarity, -scores, nodes))
-        self._ids = others[order].astype(np.int32)
-        self._scores = scores[order]
-        self._starts = np.searchsorted(nodes[order], np.arange(n_nodes + 1))
-
-    def count(self, node: int) -> int:
-        """Return the number of edges of a node. A label outside the graph has none."""
-        if node + 1 >= len(self._starts):
-            return 0
-        return int(self._starts[node + 1] - self._starts[node])
-
-    def edges(self, node: int, count: int, start: int = 0) -> list[Edge]:
-        """Return up to ``count`` edges of a node, strongest first, after skipping ``start``."""
-        if not self.count(node):
+    @torch.no_grad()
+    def clusters(self, label: int) -> list[Edge]:
+        """Return the clusters of a label. A label outside the graph has none."""
+        model = self._model
+        if label >= model.n_labels:
             return []
-        first, end = self._starts[node : node + 2]
-        rows = slice(first + start, min(first + start + count, end))
-        return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))
+        clusters, slots = (model.graph.edge_labels == label).nonzero(as_tuple=True)
+        direction = nn.functional.normalize(model.labels.weight[label].float(), dim=0)
+        similarity = model.clusters.weight[clusters].float() @ direction
+        return _sorted(clusters, model.graph.unsaturated_log()[clusters, slots], similarity)
+
+
+def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor) -> list[Edge]:
+    """Return the edges to nodes, given their unsaturated log scores, strongest first."""
+    nodes, scores, similar = (
+        tensor.cpu().numpy() for tensor in (ids, logs.clamp(max=0).exp(), similarity)
+    )
+    order = np.lexsort((nodes, -similar, -scores))
+    return list(map(Edge, nodes[order].tolist(), scores[order].tolist()))
 
 
 class LabelSearch:

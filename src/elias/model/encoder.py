@@ -86,7 +86,10 @@ class BagEncoder(TextEncoder):
         self.reads_features = featurizer is None
         self.n_features = n_features
         self.token_dropout = config.token_dropout
-        self.vectors = nn.Parameter(torch.randn(n_features, config.dim) * 0.1)
+        vectors = torch.empty(n_features, config.dim)
+        if not vectors.is_meta:  # there, random numbers would import torch._dynamo: 80 MB, 2 s
+            vectors.normal_().mul_(0.1)
+        self.vectors = nn.Parameter(vectors)
         self.widen = nn.Linear(config.dim, config.hidden_dim)
         self.narrow = nn.Linear(config.hidden_dim, config.dim)
         self.norm = nn.LayerNorm(config.dim)

@@ -236,7 +236,9 @@ class SparseRanker:
     @cached_property
     def _classifiers(self) -> Classifiers:
         """The weights and biases as arrays for the compiled functions."""
-        columns = np.ascontiguousarray(self.weights.indices).astype(np.uint32, copy=False)
+        indices = np.ascontiguousarray(self.weights.indices)
+        # a view of saved columns, which are memory-mapped; `astype` would copy them
+        columns = indices.view(np.uint32) if indices.itemsize == 4 else indices.astype(np.uint32)
         starts = self.weights.indptr.astype(np.int64, copy=False)
         return self.weights.data, columns, starts, self.biases
 

@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 import elias
@@ -59,6 +60,14 @@ def create_app(backend: Backend) -> FastAPI:
     _add_limits_to_openapi(api, backend.settings)
     paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))
     api.add_middleware(RequestCheckMiddleware, backend, _OPEN_PATHS)
+    if backend.settings.allow_origins:  # around the checks, so that pages can read errors too
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=backend.settings.allow_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
     api.add_middleware(AccessLogMiddleware, backend.metrics, paths)
     return api
 

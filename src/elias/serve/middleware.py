@@ -227,8 +227,11 @@ class RequestCheckMiddleware:
         if len(hosts) != 1 or not self._is_served(hosts[0]):
             raise RequestError(421, "unknown host name; add it with --host-name NAME")
         origin = dict(headers).get(b"origin", b"")
-        if origin.startswith((b"http", b"null")) and not self._is_served(origin):
-            raise RequestError(403, "sent by a web page of another host; see --host-name")
+        is_page = origin.startswith((b"http", b"null"))
+        is_allowed = origin.decode("latin1") in self._backend.settings.allow_origins
+        if is_page and not is_allowed and not self._is_served(origin):
+            message = "sent by a web page of another host; allow it with --allow-origin URL"
+            raise RequestError(403, message)
 
     def _is_served(self, host: bytes) -> bool:
         match = _HOST.fullmatch(host.decode("latin1").lower())

@@ -121,6 +121,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._n_unsent = self.transport.get_write_buffer_size()
             self._start_waiting()
 
+    def shutdown(self) -> None:
+        """Close the connection if no request is computed. A new one gets 503 instead of nothing."""
+        if self.cycle is None:
+            self.transport.write(  # type: ignore[unreachable]
+                raw_response(503, "the server is shutting down")
+            )
+        super().shutdown()
+
     def _start_waiting(self) -> None:
         self._stop_waiting()
         self._limits.waiting[self] = None

@@ -217,17 +217,17 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         served = backend.served
         graph = _graph(served, member)
         _check_label(served, label_id)
+        edges = graph.clusters(label_id)
         clusters = [
             schemas.ClusterEdge(
                 id=edge.id,
-                labels=[served.name(i) for i, _ in graph.labels.edges(edge.id, N_DESCRIBING)],
+                labels=[served.name(i) for i, _ in graph.labels(edge.id)[:N_DESCRIBING]],
                 edge_score=edge.score,
             )
-            for edge in graph.clusters.edges(label_id, limit, start)
+            for edge in edges[start : start + limit]
         ]
-        n_clusters = graph.clusters.count(label_id)
         hit = dict(_label_hit(served, label_id))
-        return schemas.LabelPage(**hit, member=member, n_clusters=n_clusters, clusters=clusters)
+        return schemas.LabelPage(**hit, member=member, n_clusters=len(edges), clusters=clusters)
 
     @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"])
     def cluster(
@@ -238,6 +238,7 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         graph = _graph(served, member)
         if cluster_id >= graph.n_clusters:
             raise RequestError(404, f"there is no cluster {cluster_id}")
+        edges = graph.labels(cluster_id)
         labels = [
             schemas.LabelEdge(
                 id=edge.id,
@@ -245,10 +246,9 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
                 uri=served.uri(edge.id),
                 edge_score=edge.score,
             )
-            for edge in graph.labels.edges(cluster_id, limit, start)
+            for edge in edges[start : start + limit]
         ]
-        n_labels = graph.labels.count(cluster_id)
-        return schemas.ClusterPage(id=cluster_id, member=member, n_labels=n_labels, labels=labels)
+        return schemas.ClusterPage(id=cluster_id, member=member, n_labels=len(edges), labels=labels)
 
 
 def _graph(served: ServedModel, member: int) -> GraphView:

@@ -1,11 +1,14 @@
 """Serve with one process, or with several worker processes under a supervisor.
 
 Each worker runs its own event loop and serves on the same socket. The supervisor loads no model.
+Workers share memory in two ways: the weights are memory-mapped files, and on Linux workers are
+forked after the supervisor has imported the libraries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -21,7 +24,7 @@ from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -33,7 +36,7 @@ from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.process import BaseProcess
 
     from elias.serve.backend import Backend
 
@@ -52,6 +55,12 @@ _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
 """Connections to refuse between two polls during shutdown, and the time for each."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
+_FORKS = sys.platform == "linux"
+"""Whether workers are forked. On macOS, libraries of the system do not survive a fork."""
+_SHARED_MODULES = ("elias.serve.app", "elias.serve.backend", "elias.serve.protocol")
+"""Modules that the supervisor imports before it forks. They import torch, but compute nothing."""
+_FORWARDED = (signal.SIGTERM, *((signal.SIGHUP,) if _HAS_SIGHUP else ()))
+"""Signals that the supervisor sends to workers."""
 _READY_FILE, _READY_GLOB, _ERROR_FILE = "ready-{}", "ready-*", "error-{}"
 """Files in the metrics folder that a worker writes when it is ready or cannot load the model.
 
@@ -127,7 +136,7 @@ class _Supervisor:
         self._sock = sock
         self._settings = replace(settings, metrics_folder=folder)
         self._folder = folder
-        self._workers: list[SpawnProcess] = []
+        self._workers: list[BaseProcess] = []
         self._signals: list[int] = []
         self._stopping = False
         self._kill_time = float("inf")
@@ -142,6 +151,10 @@ class _Supervisor:
             signal.signal(number, lambda number, _: self._signals.append(number))
         # prometheus_client then writes the metrics of each process to this folder.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self._folder)
+        if _FORKS:
+            for module in _SHARED_MODULES:
+                import_module(module)
+            gc.freeze()  # collections in the workers would copy pages
         try:
             while not self._stopping or self._workers:
                 self._process_signals()
@@ -188,10 +201,12 @@ class _Supervisor:
         if self._stopping or time.monotonic() < self._next_start:
             return
         while len(self._workers) < self._settings.workers:
-            worker = multiprocessing.get_context("spawn").Process(
+            context: Any = multiprocessing.get_context("fork" if _FORKS else "spawn")
+            worker = context.Process(
                 target=_run_worker, args=(self._sock, self._settings, self._folder)
             )
-            worker.start()
+            with _delayed_signals():
+                worker.start()
             self._workers.append(worker)
 
     def _reap_workers(self) -> None:
@@ -215,7 +230,7 @@ class _Supervisor:
         files = (self._folder / _READY_FILE.format(worker.pid) for worker in self._workers)
         return sum(file.exists() for file in files)
 
-    def _handle_exit(self, worker: SpawnProcess) -> None:
+    def _handle_exit(self, worker: BaseProcess) -> None:
         """Schedule the replacement of a worker that has exited, or give up.
 
         Raises:
@@ -255,8 +270,23 @@ class _Supervisor:
         logger.warning("worker %d died (code %s); replacing it in %g s", worker.pid, code, delay)
 
 
+@contextmanager
+def _delayed_signals() -> Iterator[None]:
+    """Delay signals to a worker that is forked until it has handlers of its own."""
+    if _FORKS:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    yield
+    if _FORKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+
 def _run_worker(sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
     """Serve in a worker process, and tell the supervisor if the model cannot be loaded."""
+    if _FORKS:  # replace the handlers of the supervisor
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     try:
         _serve_on(sock, settings)
     except EliasError as error:
@@ -284,7 +314,7 @@ def _serve_on(sock: socket.socket, settings: ServeSettings) -> None:
 
 
 async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
-    from elias.serve.backend import Backend  # here: the supervisor must not import torch
+    from elias.serve.backend import Backend  # here: imports torch
 
     backend = Backend(settings)
     server = _Server(uvicorn_config(backend))

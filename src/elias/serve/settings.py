@@ -24,6 +24,7 @@ MAX_HEADER_BYTES = 64 * 2**10
 
 _REQUIRED = ("fastapi", "httptools", "uvicorn", "prometheus_client")
 _HOST_NAME = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*")
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 _MIN_KEY_LENGTH = 16
 
 
@@ -76,6 +77,8 @@ class ServeSettings:
     """Accepted API keys; if empty, no key is required."""
     host_names: tuple[str, ...] = ()
     """Names in URLs by which clients may address the server, besides those of this machine."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins of web pages on other hosts that may use the server, such as https://example.org."""
     device: str = "auto"
     limits: Limits = Limits()
     examples: tuple[str, ...] = ()
@@ -86,12 +89,18 @@ class ServeSettings:
     """Folder where several workers share their metrics; None for a single worker."""
 
     def __post_init__(self) -> None:
-        """Check the names, and that a server for other machines has names or keys."""
+        """Check names and origins, and that a server for other machines has names or keys."""
         for name in self.host_names:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(
                     f"--host-name {name}: is not the name of a host; give a name in lower case "
                     "without scheme and port, such as labels.example.org"
+                )
+        for origin in self.allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allow-origin {origin}: is not an origin; give scheme and host in lower "
+                    "case, and the port if there is one, such as https://example.org"
                 )
         if not (is_loopback(self.host) or self.keys or self.host_names):
             raise ConfigError(

@@ -1,6 +1,6 @@
 import torch
 
-from elias.inference.explain import strongest_labels, trace
+from elias.inference.explain import GraphView, strongest_labels, trace
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from properties.test_model import Lookup
@@ -24,6 +24,35 @@ def test_equal_edges_are_ordered_by_the_classifiers():
     model.labels.weight.data = torch.tensor([[0.0, 5.0], [-1.0, 0.0], [0.1, 0.0], [1.0, 1.0]])
 
     assert strongest_labels(model, [0], count=3) == [[2, 3, 0]]
+
+
+def test_the_view_of_a_graph_lists_the_edges_of_its_dense_matrix():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 9.0]])
+    model = model_over([[0, 1, 2], [3, 0, 4]], logits, beta=1.5).eval()  # 4: no edge
+    dense = torch.zeros(2, 4)
+    dense[0, :3] = 1.5 * logits[0].softmax(0)
+    dense[1, [3, 0]] = 1.5 * logits[1, :2].softmax(0)
+    dense = dense.clamp(max=1)
+
+    view = GraphView(model)
+
+    for cluster in range(2):
+        edges = view.labels(cluster)
+        assert [edge.id for edge in edges] == dense[cluster].argsort(descending=True)[
+            : 3 - cluster
+        ].tolist()
+        torch.testing.assert_close(
+            torch.tensor([e.score for e in edges]), dense[cluster, [e.id for e in edges]]
+        )
+    for label in range(4):
+        edges = view.clusters(label)
+        assert [edge.id for edge in edges] == [
+            c for c in dense[:, label].argsort(descending=True).tolist() if dense[c, label]
+        ]
+        torch.testing.assert_close(
+            torch.tensor([e.score for e in edges]), dense[[e.id for e in edges], label]
+        )
+    assert view.clusters(4) == []
 
 
 def test_a_graph_of_one_cluster_has_one_path_of_score_one_to_every_label():

@@ -192,6 +192,15 @@ def test_requests_of_web_pages_from_other_hosts_are_refused(origin, status, tmp_
     assert send_body(b"", tmp_path, headers=headers, **NAMED)[0] == status
 
 
+def test_an_allowed_origin_may_use_the_server(tmp_path):
+    pages = {"allow_origins": ("https://library.example",)}
+    headers = [(b"host", b"localhost:8000"), (b"origin", b"https://library.example")]
+    other = [(b"host", b"localhost:8000"), (b"origin", b"https://library.example:444")]
+
+    assert send_body(b"", tmp_path, headers=headers, **pages)[0] is None
+    assert send_body(b"", tmp_path, headers=other, **pages)[0] == 403
+
+
 def test_headers_that_arrive_at_once_are_limited_too(tmp_path):
     headers = [(b"host", b"localhost"), *((b"x-%d" % i, b"a" * 1000) for i in range(66))]
 

@@ -85,6 +85,12 @@ def test_a_host_name_that_no_request_can_have_is_refused(name, tmp_path):
         ServeSettings(model=tmp_path, host_names=(name,))
 
 
+@pytest.mark.parametrize("origin", ["*", "library.example", "https://library.example/", "null"])
+def test_what_is_not_an_origin_is_refused(origin, tmp_path):
+    with pytest.raises(ConfigError, match=r"--allow-origin .*: is not an origin; give scheme"):
+        ServeSettings(model=tmp_path, allow_origins=(origin,))
+
+
 def test_the_name_of_a_model_never_shows_the_path_to_it(tmp_path):
     assert ServeSettings(model=tmp_path / "moved").name == "moved"
     assert ServeSettings(model="hf://user/fish@v2").name == "user/fish@v2"
