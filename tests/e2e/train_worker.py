@@ -29,7 +29,8 @@ from e2e.commands import SMALL, elias, free_port
 from e2e.crash_worker import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
-from elias.distributed import joined, watchdog
+from elias.distributed import joined
+from elias.distributed import world as processes
 from elias.distributed.data_parallel import sum_touched
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, EliasError, Interrupted
@@ -225,7 +226,7 @@ def hanging(rank, folder):
 
 def asleep(rank):
     """Be in something that does not end, while the other process is killed."""
-    watchdog.GRACE_SECONDS = 0.5
+    processes.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
         world.broadcast(None)
         if rank == 1:
@@ -243,7 +244,7 @@ def different(rank, folder):
 
 def reading(rank):
     """Read something else than the first process."""
-    watchdog.GRACE_SECONDS = 0.5
+    processes.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
         world.check_same({"corpus": f"of {rank}"})
         time.sleep(60)
@@ -292,7 +293,7 @@ def preparing(rank, folder, sleeps=0.0, dies=None):
 def ranking(rank, folder, then):
     """Train on two machines, where ``then`` happens to the last process in the ranker."""
     on_two_machines(rank, folder)
-    watchdog.GRACE_SECONDS = 0.2
+    processes.GRACE_SECONDS = 0.2
     result = folder / f"process {rank}"
     result.parent.mkdir(exist_ok=True)
     result.write_text(str(os.getpid()))
