@@ -15,6 +15,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import json
 import logging
 import random
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -128,14 +129,17 @@ def closed_sockets():
 
 
 @pytest.fixture(autouse=True)
-def own_logging():
-    """Start every test with the loggers of a new process.
+def as_in_a_new_process():
+    """Start every test with the loggers and signal handlers of a new process.
 
-    A command sets them up, in a test or in the fixture of a module, and tests come in any order.
+    Commands and servers set them up, in a test or in the fixture of a module, and tests come in
+    any order.
     """
     ours = logging.getLogger("elias")
     ours.setLevel(logging.NOTSET)
     ours.handlers.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -34,16 +34,6 @@ def corpus():
     return synthetic_corpus(**CORPUS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def usual_handlers():
-    """Begin with Python's own handlers, whatever the shell or tests of servers left."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
     """Return the folder of an uninterrupted run of a configuration."""

@@ -13,17 +13,6 @@ def send(*numbers):
         os.kill(os.getpid(), number)
 
 
-@pytest.fixture(autouse=True)
-def usual_handlers():
-    """Begin with Python's own handlers, whatever the shell gave us."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_outside_deferred_stops_at_once(number):
     with pytest.raises(Interrupted) as caught, Interruption().listening():
