@@ -33,6 +33,10 @@ def find_problems(root: Path, *, is_release: bool = False) -> tuple[str, list[st
     if not releases or releases[0]["version"] != version or releases[0]["date"] is None:
         newest = releases[0][0] if releases else "no release"
         problems.append(f"CHANGELOG.md has {newest!r} first; write '## [{version}] - YYYY-MM-DD'")
+    released = re.search(r"^date-released: *[\"']?([\d-]+)", citation, re.MULTILINE)
+    if releases and releases[0]["date"] not in (None, released and released[1]):
+        date = "no date-released" if released is None else released[1]
+        problems.append(f"CITATION.cff has {date}, CHANGELOG.md {releases[0]['date']}; make equal")
     if is_release:
         open_changes = _open_changes(changelog, headings)
         if open_changes:

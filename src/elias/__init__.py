@@ -12,14 +12,28 @@ if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus, Split, convert, corpus_stats, load_corpus, load_label_table
     from elias.data.load import TextFile
+    from elias.distributed import joined
     from elias.errors import EliasError
     from elias.estimator import EliasClassifier
     from elias.inference.batch_predict import FileDone, FileTask, predict_file
-    from elias.inference.explain import ExplainedLabel, Explanation, LabelPath
+    from elias.inference.explain import (
+        ExplainedLabel,
+        Explanation,
+        LabelPath,
+        RankerTerm,
+        WordEffect,
+    )
     from elias.inference.predictor import Elias
     from elias.inference.prune import EdgeCount, prune_edges
     from elias.labels import LabelTable
-    from elias.metrics import Metrics, evaluate
+    from elias.metrics import (
+        Metrics,
+        evaluate,
+        f1_metrics,
+        hierarchy_metrics,
+        metrics_by_labels,
+        metrics_by_points,
+    )
     from elias.persistence.onnx_runtime import OnnxModel
     from elias.predictions import Predictions, Ranking
     from elias.rerank.probabilities import Probabilities, calibration_error
@@ -31,14 +45,17 @@ _MODULES = {
     "elias.config": "EliasConfig",
     "elias.data": "Corpus Split convert corpus_stats load_corpus load_label_table",
     "elias.data.load": "TextFile",
+    "elias.distributed": "joined",
     "elias.errors": "EliasError",
     "elias.estimator": "EliasClassifier",
     "elias.inference.batch_predict": "FileDone FileTask predict_file",
-    "elias.inference.explain": "ExplainedLabel Explanation LabelPath",
+    "elias.inference.explain": "ExplainedLabel Explanation LabelPath RankerTerm WordEffect",
     "elias.inference.predictor": "Elias",
     "elias.inference.prune": "EdgeCount prune_edges",
     "elias.labels": "LabelTable",
-    "elias.metrics": "Metrics evaluate",
+    "elias.metrics": (
+        "Metrics evaluate f1_metrics hierarchy_metrics metrics_by_labels metrics_by_points"
+    ),
     "elias.persistence.onnx_runtime": "OnnxModel",
     "elias.predictions": "Predictions Ranking",
     "elias.rerank.probabilities": "Probabilities calibration_error",
@@ -63,16 +80,23 @@ __all__ = [
     "OnnxModel",
     "Predictions",
     "Probabilities",
+    "RankerTerm",
     "Ranking",
     "Split",
     "TextFile",
+    "WordEffect",
     "__version__",
     "calibration_error",
     "convert",
     "corpus_stats",
     "evaluate",
+    "f1_metrics",
+    "hierarchy_metrics",
+    "joined",
     "load_corpus",
     "load_label_table",
+    "metrics_by_labels",
+    "metrics_by_points",
     "predict_file",
     "prune_edges",
     "train",

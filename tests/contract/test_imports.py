@@ -39,6 +39,16 @@ def test_the_lower_layers_do_not_import_torch():
     assert run(f"import {modules}, elias.progress; print('torch' in sys.modules)") == "False"
 
 
+def test_names_on_the_page_of_the_api_are_imported_from_elias():
+    page = (ROOT / "docs/reference/python-api.md").read_text(encoding="utf8")
+    page = page.partition("## Experiments")[0]  # those say where they are imported from
+
+    names = re.findall(r"^::: elias\.[\w.]*\.(\w+)$", page, re.MULTILINE)
+
+    assert len(names) > 20
+    assert set(names) <= set(elias.__all__)
+
+
 def imported_names(path):
     """Yield the top-level package of every absolute import in a file, lazy ones too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):

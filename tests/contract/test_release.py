@@ -1,5 +1,6 @@
 """What a release says about itself agrees."""
 
+import re
 import runpy
 import shutil
 
@@ -23,6 +24,9 @@ def released(tmp_path):
     version = find_problems(tmp_path)[0]
     text = f"# Changelog\n\n## [Unreleased]\n\n## [{version}] - 2026-01-02\n\n- New.\n"
     (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf8")
+    citation = (tmp_path / "CITATION.cff").read_text(encoding="utf8")
+    citation = re.sub(r"(?<=date-released: )\S+", "2026-01-02", citation)
+    (tmp_path / "CITATION.cff").write_text(citation, encoding="utf8")
     return tmp_path
 
 
@@ -34,6 +38,7 @@ def test_a_release_whose_files_agree_has_no_problem(released):
     ("name", "old", "new", "problem"),
     [
         ("CITATION.cff", "version: 0", "version: 9", "CITATION.cff has 9"),
+        ("CITATION.cff", "2026-01-02", "2026-01-03", "CITATION.cff has 2026-01-03"),
         ("CHANGELOG.md", " - 2026-01-02", "", "YYYY-MM-DD"),
         ("CHANGELOG.md", "Unreleased]\n", "Unreleased]\n\n- Open.\n", "has 1 changes under"),
     ],
