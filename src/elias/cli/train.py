@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elias.training.dry_run import DryRun
 
 
+_SHOWN_SECONDS = 1.0  # of a step, from which the time that it took is printed
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -120,10 +121,8 @@ def train(
 
 
 def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: float) -> None:
-    """Print the duration, the metrics of each component, the folder and commands to try."""
-    from elias.report.html import seconds
-
-    console.note(f"finished in {seconds(duration)}")
+    """Print where the time went, the metrics of each component, the folder and what to try."""
+    console.note(f"finished in {describe_times(model.metadata.get('timings', {}), duration)}")
     metrics = model.metadata.get("metrics", {})
     splits = {split for measured in metrics.values() for split in measured}
     if splits:
@@ -131,6 +130,15 @@ def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: 
         console.print_out(*console.stage_table(model.metadata, split, model.components))
     typer.echo(f"{out}/model")
     console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
+
+
+def describe_times(steps: dict[str, float], duration: float) -> str:
+    """Return the duration of a run in words, with the steps that took longest."""
+    from elias.report.html import seconds
+
+    steps = steps | {"other": duration - sum(steps.values())}  # negative for a resumed run
+    shown = [f"{name} {seconds(value)}" for name, value in steps.items() if value >= _SHOWN_SECONDS]
+    return seconds(duration) + (f": {', '.join(shown)}" if shown else "")
 
 
 def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:

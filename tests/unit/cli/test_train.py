@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from elias.cli.commands import app
 from elias.cli.options import ConfigOptions
-from elias.cli.train import _suggest_encoder
+from elias.cli.train import _suggest_encoder, describe_times
 from elias.config import EliasConfig
 
 
@@ -37,3 +37,11 @@ def test_the_help_fits_on_one_screen():
     result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
 
     assert len(result.stdout.splitlines()) <= 40
+
+
+def test_the_end_of_a_run_says_where_the_time_went():
+    steps = {"tokens": 0.4, "stage1": 60.0, "stage2": 30.0}
+
+    assert describe_times(steps, 95.4) == "1 min 35 s: stage1 1 min 0 s, stage2 30.0 s, other 5.0 s"
+    assert describe_times({"tokens": 0.4}, 0.9) == "0.9 s"
+    assert "other" not in describe_times(steps, 20.0)  # resumed: earlier steps count, too
