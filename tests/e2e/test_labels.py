@@ -35,6 +35,19 @@ def test_an_added_label_is_predicted(larger, tmp_path):
     assert (found[120]["label"], found[120]["uri"]) == ("red herring", "u:1")
 
 
+def test_labels_are_added_in_the_language_and_encoding_that_are_chosen(run, tmp_path):
+    table = "uri,label_en,label_fr\nu:1,red herring,hareng fumé\n"
+    (tmp_path / "new.csv").write_text(table, encoding="cp1252")
+
+    result = elias(
+        *("labels", "add", run, tmp_path / "new.csv", "--out", tmp_path / "larger"),
+        *("--language", "fr", "--encoding", "cp1252"),
+    )
+
+    assert result.code == 0, result.err
+    assert "hareng fumé" in elias("labels", "list", tmp_path / "larger").out
+
+
 def test_labels_are_listed_with_their_examples(larger):
     result = elias("labels", "list", larger, "--search", "herring", "--json")
 

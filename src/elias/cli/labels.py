@@ -70,7 +70,7 @@ def add(
 ) -> None:
     """Add labels without training. All other labels keep their scores."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
-    labels = elias.load_label_table(table)
+    labels = elias.load_label_table(table, language=reading.language, encoding=reading.encoding)
     corpus = None
     if examples is not None:
         corpus = reading.read(examples, test_size=0)
