@@ -26,6 +26,7 @@ import threading
 import zipfile
 from collections import Counter, defaultdict
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -35,6 +36,8 @@ import yaml
 from elias.data.atomic import staged_folder
 
 TEST_SHARE = 0.2
+ELIFE_SHARE = 0.1
+ELIFE_MIN_WORDS = 400
 FINNA_POINTS = 60_000
 FINNA_LABELS = range(3, 21)
 FINNA_MAX_WORDS = 40
@@ -102,15 +105,18 @@ def hash_share(*parts):
 # Corpora with many labels -------------------------------------------------------------------------
 
 
+def elife_articles(copy):
+    """Yield the name and the XML of the newest version of each article."""
+    files = read_files(copy, "articles/elife-*-v*.xml")
+    for name, versions in groupby(files, lambda file: file[0].rsplit("-v", 1)[0]):
+        numbers = {int(re.search(r"-v(\d+)\.xml", path)[1]): content for path, content in versions}
+        yield name, numbers[max(numbers)]
+
+
 def elife_keywords(copy):
-    """Newest version of each research or review article; commentaries repeat keywords."""
-    newest = {}
-    for path, content in read_files(copy, "articles/elife-*-v*.xml"):
-        article, version = path.removesuffix(".xml").rsplit("-v", 1)
-        if article not in newest or int(version) > newest[article][0]:
-            newest[article] = int(version), content[: content.find(b"</front>")]
-    for _, front in newest.values():
-        root = ElementTree.fromstring(front + b"</front></article>")
+    """Research and review articles; commentaries repeat keywords."""
+    for _, content in elife_articles(copy):
+        root = ElementTree.fromstring(content[: content.find(b"</front>")] + b"</front></article>")
         if root.get("article-type") not in ("research-article", "review-article"):
             continue
         title = root.find(".//article-meta//article-title")
@@ -123,6 +129,23 @@ def elife_keywords(copy):
                 ["".join(keyword.itertext()).casefold() for keyword in keywords],
                 normalize("".join(title.itertext())),
             )
+
+
+def elife_introductions(copy):
+    """Sample long introductions of research articles, with subjects and research organisms."""
+    for name, content in elife_articles(copy):
+        if hash_share("sample", name) >= ELIFE_SHARE:
+            continue
+        root = ElementTree.fromstring(content)
+        section = root.find("./body/sec[@sec-type='intro']")
+        if root.get("article-type") != "research-article" or section is None:
+            continue
+        text = clean(" ".join("".join(part.itertext()) for part in section.iter("p")))
+        meta = root.find("./front/article-meta")
+        subjects = meta.findall(".//subj-group[@subj-group-type='heading']/subject")
+        organisms = meta.findall("./kwd-group[@kwd-group-type='research-organism']/kwd")
+        if len(text.split()) >= ELIFE_MIN_WORDS:
+            yield Point(text, ["".join(label.itertext()) for label in (*subjects, *organisms)])
 
 
 def finna_fi(copy):
@@ -237,6 +260,7 @@ def offensive_tweets(copy):
 
 CORPORA = {
     elife_keywords: "elifesciences/elife-article-xml",
+    elife_introductions: "elifesciences/elife-article-xml",
     finna_fi: "NatLibFi/Annif-corpora",
     nuclei_tags: "projectdiscovery/nuclei-templates",
     boe_subjects: "legalize-dev/legalize-es",
