@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.request import urlopen
 
-from serve_load import Client, family, resident_mib, some_texts
+from serve_load import Client, resident_mib, some_texts, workers_of
 
 HEAD = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 WARM_UP = 2
@@ -127,23 +127,18 @@ async def trouble(load: Load, pid: int, options: argparse.Namespace) -> list[flo
             continue
         if not are_ready:
             continue
-        pids = family(pid)
+        workers = workers_of(pid)
         if n_reloads >= WARM_UP:
-            memory.append(round(resident_mib(pids), 1))
+            memory.append(round(resident_mib([pid, *workers]), 1))
         if time.monotonic() > next_kill:
             start = time.monotonic()
-            worker = drawn.choice([one for one in pids[1:] if is_worker(one)])
+            worker = drawn.choice(workers)
             os.kill(worker, signal.SIGKILL)
             while Path(f"/proc/{worker}").exists():  # its threads may hold connections for a while
                 await asyncio.sleep(0.05)
             load.kills.append((start, time.monotonic()))
             next_kill = time.monotonic() + options.kill_every
     return memory
-
-
-def is_worker(pid: int) -> bool:
-    """Return whether a child is a worker; the other is Python's resource tracker."""
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def run(process: subprocess.Popen[bytes], url: str, options: argparse.Namespace) -> dict:

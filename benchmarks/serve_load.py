@@ -44,13 +44,12 @@ def resident_mib(pids: list[int]) -> float:
     return pages * 4096 / 2**20
 
 
-def family(pid: int | None) -> list[int]:
-    if pid is None:
-        return []
+def workers_of(pid: int) -> list[int]:
+    """Return the children of a server with several workers. On Linux, it has no others."""
     results = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
     )
-    return [pid, *map(int, results.stdout.split())]
+    return [int(child) for child in results.stdout.split()]
 
 
 class Client:
@@ -132,7 +131,7 @@ class Round:
 async def load(options: argparse.Namespace) -> dict[str, object]:
     texts = some_texts(options.texts)
     rounds, memory = [], []
-    pids = family(options.pid)
+    pids = [options.pid, *workers_of(options.pid)] if options.pid else []
     with urlopen(f"{options.url}/info") as answer:
         info = json.load(answer)
     for clients in options.clients:

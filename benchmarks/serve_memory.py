@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 from cpu_predict import make_model
 from scipy.sparse import csr_matrix
-from serve_load import family, some_texts
+from serve_load import some_texts, workers_of
 
 from elias.data.synthetic import pseudowords
 from elias.rerank.reranker import Reranker
@@ -98,13 +98,13 @@ def measure(model, n_workers, texts):
             answer = get("/predict", body)
             seconds.append(time.perf_counter() - start)
             answers.update(answer)
-        supervisor, *others = [smaps(pid) for pid in family(server.pid)]
+        supervisor = smaps(server.pid)
+        workers = [smaps(pid) for pid in workers_of(server.pid)]
     finally:
         server.terminate()
         server.wait()
-    processes = [supervisor, *others]
-    # a spawned worker has a resource tracker beside it
-    workers = sorted(others or [supervisor], key=lambda p: -p["Rss"])[:n_workers]
+    processes = [supervisor, *workers]
+    workers = workers or [supervisor]
     return {
         "workers": n_workers,
         "rss_mb": sum(p["Rss"] for p in processes),

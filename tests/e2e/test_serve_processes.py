@@ -4,9 +4,11 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from e2e.servers import Process
 from elias import Elias
 
 LOCAL = ("--port", "0", "--device", "cpu")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 READY = re.compile(r"worker (\d+) is ready")
 
 
@@ -90,11 +93,15 @@ def test_a_worker_alone_reloads_under_load_and_ends_with_all_answered(saved):
     assert all(isinstance(error, httpx.TransportError) for error in load.errors)
 
 
-def test_several_workers_count_together_and_dead_ones_are_replaced(saved):
+def test_several_workers_count_together_and_dead_ones_are_replaced(saved, monkeypatch):
     """One server for all: it takes seconds to start, and so does every worker."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from serve_load import workers_of
+
     away = saved.with_name("away")
     with Process(saved, *LOCAL, "--workers", "2") as server:
         server.wait_until_ready(workers=2)
+        children, ready = workers_of(server.process.pid), ready_workers(server)
         with (
             Load(server.url, threads=4) as load,
             Load(server.url, threads=1, keep_alive=False) as others,
@@ -124,6 +131,10 @@ def test_several_workers_count_together_and_dead_ones_are_replaced(saved):
         server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
         code = server.end()
 
+    # the benchmarks take the children of the server for its workers
+    if sys.platform == "linux":
+        assert len(children) == 2
+        assert set(children) == set(ready)
     # the new worker accepts no connection before it has loaded the model
     assert set(load.statuses) == set(others.statuses) == {200}
     # only connections of the worker that was killed may break, each of them once
@@ -142,14 +153,15 @@ def test_several_workers_count_together_and_dead_ones_are_replaced(saved):
     assert code == 0
 
 
+def ready_workers(server):
+    """Return the process ids of all workers that were ever ready."""
+    return [int(match[1]) for line in list(server.lines) if (match := READY.search(line))]
+
+
 def kill_newest(server, count):
     """Kill the worker that was the last of so many to be ready."""
-
-    def ready():
-        return [match[1] for line in server.lines if (match := READY.search(line))]
-
-    server.wait_for(lambda: len(ready()) == count)
-    os.kill(int(ready()[-1]), signal.SIGKILL)
+    server.wait_for(lambda: len(ready_workers(server)) == count)
+    os.kill(ready_workers(server)[-1], signal.SIGKILL)
 
 
 def test_connections_during_the_shutdown_of_several_workers_get_503(saved):
