@@ -10,8 +10,10 @@ import json
 import logging
 import warnings
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.parsers import expat
 
 from elias.data.readers import base
 from elias.data.readers.files import (
@@ -64,6 +66,8 @@ SKOS_FORMATS = {
     **{"rdf": "xml", "xml": "xml", "owl": "xml", "skos": "xml"},
 }
 """The format of a vocabulary, as rdflib calls it, for each suffix of a file name."""
+_MAX_XML_TEXT = 20_000
+_PARSE_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#parseType"
 
 
 def read_label_table(
@@ -207,15 +211,16 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
         raise data_error(path, f"SKOS vocabularies need rdflib; {remedy}") from None
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
     with progress(f"Reading {path.name}"), open_bytes(path) as stream:
-        content = stream.read()
-        if SKOS_FORMATS[suffix] == "json-ld":
+        content, form = stream.read(), SKOS_FORMATS[suffix]
+        if form == "json-ld":
             _check_contexts(path, content)
+        elif form == "xml":
+            _check_xml(path, content)
         try:
-            with warnings.catch_warnings(action="ignore"):  # rdflib uses its own deprecated class
-                graph = Graph().parse(io.BytesIO(content), format=SKOS_FORMATS[suffix])
+            with warnings.catch_warnings(action="ignore"), _without_tracebacks():
+                graph = Graph().parse(io.BytesIO(content), format=form)
         except Exception as error:  # rdflib raises errors of many types
-            problem = f"is not valid {SKOS_FORMATS[suffix]} ({quoted(error)})"
-            raise data_error(path, problem) from None
+            raise data_error(path, f"is not valid {form} ({quoted(error)})") from None
 
     deprecated = Literal(True)
     found = set(graph.subjects(RDF.type, SKOS.Concept))
@@ -270,6 +275,18 @@ def _first(by_language: dict[str, list[str]], *languages: str) -> list[str]:
     return next((by_language[name] for name in languages if by_language.get(name)), [])
 
 
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep rdflib from logging a traceback for each number or date that is not valid."""
+    log = logging.getLogger("rdflib.term")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def _check_contexts(path: Path, content: bytes) -> None:
     """Refuse a JSON-LD file that would make rdflib load a context from the network or the disk."""
     try:
@@ -279,11 +296,53 @@ def _check_contexts(path: Path, content: bytes) -> None:
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            contexts = node.get("@context")
-            listed: Iterable[Any] = contexts if isinstance(contexts, list) else [contexts]
-            if "@import" in node or any(isinstance(one, str) for one in listed):
-                problem = "refers to a @context at another address"
-                raise data_error(path, f"{problem}; save it with the context included")
+            contexts = [node.get("@context"), node.get("@import")]
+            while contexts:
+                context = contexts.pop()
+                if isinstance(context, str):
+                    problem = "refers to a @context at another address"
+                    raise data_error(path, f"{problem}; save it with the context included")
+                if isinstance(context, list):  # of contexts and lists of them
+                    contexts.extend(context)
             waiting.extend(node.values())
         elif isinstance(node, list):
             waiting.extend(node)
+
+
+def _check_xml(path: Path, content: bytes) -> None:
+    """Refuse RDF/XML in which a text is very long, for example by entities within entities.
+
+    rdflib takes time quadratic in the length of a text, as it gets lines and entities one by one.
+    """
+    counts = [0]  # the length of the text of each open element; an XML literal is one text
+    n_within = 0  # the number of open elements of an XML literal
+
+    def add_text(text: str) -> None:
+        counts[-1] += len(text)
+        if counts[-1] > _MAX_XML_TEXT:
+            problem = f"a text has more than {_MAX_XML_TEXT:,} characters; shorten it"
+            raise data_error(path, problem, parser.CurrentLineNumber)
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal n_within
+        if n_within:
+            n_within += 1
+            add_text(name)
+        else:
+            counts.append(0)
+            n_within = attributes.get(_PARSE_TYPE, "Resource") not in ("Resource", "Collection")
+
+    def end(_: str) -> None:
+        nonlocal n_within
+        n_within = max(0, n_within - 1)
+        if not n_within:
+            counts.pop()
+
+    parser = expat.ParserCreate(namespace_separator="")
+    parser.buffer_text = True
+    parser.CharacterDataHandler = add_text
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise data_error(path, f"is not valid xml ({quoted(error)})") from None

@@ -35,6 +35,13 @@ ROWS = [
     ),
     ("mice", "http://example.org/s/mice", (), "Small rodents.", ("http://example.org/s/animals",)),
 ]
+ENTITIES = "".join(f'<!ENTITY e{i} "{10 * f"&e{i - 1};"}">' for i in range(1, 10))
+BOMB = (
+    f'<!DOCTYPE rdf:RDF [<!ENTITY e0 "0123456789">{ENTITIES}]>'
+    '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
+    'xmlns="http://www.w3.org/2004/02/skos/core#"><Concept rdf:about="http://a/1">'
+    "<prefLabel{}>{}</prefLabel></Concept></rdf:RDF>"
+)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,15 @@ def test_labels_without_a_language_fit_any(tmp_path):
         ("a.ttl", "<http://a> <http://b> <http://c> .", "no skos:Concept"),
         ("a.jsonld", json.dumps({"@context": "http://a.invalid/c"}), "context at another address"),
         ("a.jsonld", json.dumps([{"x": {"@context": ["c.json"]}}]), "context at another address"),
+        ("a.jsonld", json.dumps({"@context": [[["c.json"]]]}), "context at another address"),
+        ("a.jsonld", json.dumps({"@context": {"@import": "c.json"}}), "context at another address"),
+        ("a.rdf", BOMB.format("", "&e9;"), "a text has more than 20,000 characters"),
+        ("a.rdf", BOMB.format("", "a\n<b/>" * 12_000), "a text has more than 20,000 characters"),
+        (
+            "a.rdf",
+            BOMB.format(' rdf:parseType="Literal"', "<b>ab</b>" * 8000),
+            "a text has more than 20,000 characters",
+        ),
     ],
 )
 def test_what_is_not_a_vocabulary_is_refused_in_one_line(tmp_path, name, content, message):
@@ -109,6 +125,24 @@ def test_what_is_not_a_vocabulary_is_refused_in_one_line(tmp_path, name, content
     with pytest.raises(DataError, match=message) as caught:
         load_label_table(path)
     assert "\n" not in str(caught.value)
+
+
+def test_entities_and_xml_literals_of_usual_length_are_read(tmp_path):
+    path = tmp_path / "a.rdf"
+    path.write_text(BOMB.format("", "fish &e0;"))
+    assert load_label_table(path).names == ("fish 0123456789",)
+
+    path.write_text(BOMB.format(' rdf:parseType="Literal"', "<b>fish</b>" * 100))
+    assert load_label_table(path).names[0].count("fish") == 100
+
+
+def test_a_value_that_rdflib_cannot_read_is_no_traceback(tmp_path, caplog):
+    path = tmp_path / "a.ttl"
+    integer = "<http://www.w3.org/2001/XMLSchema#integer>"
+    path.write_text(TURTLE + f':fish skos:notation "many"^^{integer} .')
+
+    assert load_label_table(path, language="en").names == ("animals", "fish", "mice")
+    assert not caplog.records
 
 
 def test_without_rdflib_the_error_names_the_extra(tmp_path, monkeypatch):
