@@ -7,6 +7,7 @@ exits with code 2. Any other exception is a bug, and its traceback is shown.
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from heapq import nlargest
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_MESSAGE = 900
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 
 
 class EliasError(Exception):
@@ -96,3 +98,12 @@ def quoted(error: BaseException) -> str:
         return error.strerror
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 1]}…"
+
+
+def escape_controls(text: str) -> str:
+    r"""Escape control characters as in JSON. Raw ones in a label name could control a terminal.
+
+    >>> print(escape_controls("red \x1b[31mcod"))
+    red \u001b[31mcod
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -93,6 +93,16 @@ def test_a_batch_is_answered_like_its_texts(client, project, texts):
     assert client.post(f"{project}/suggest-batch", json={"documents": []}).json() == []
 
 
+def test_an_id_that_is_not_unicode_is_no_error_of_ours(client, project):
+    body = b'{"documents": [{"text": "a", "document_id": "d\\ud800"}, {"text": "b"}]}'
+
+    headers = {"content-type": "application/json"}
+    answer = client.post(f"{project}/suggest-batch", content=body, headers=headers)
+
+    assert answer.status_code == 200
+    assert [found["document_id"] for found in answer.json()] == ["d\ufffd", None]
+
+
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [

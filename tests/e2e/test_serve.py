@@ -394,6 +394,31 @@ def test_the_log_has_texts_with_log_texts(run, caplog):
     assert "a text to log" in caplog.text
 
 
+def test_control_characters_in_texts_and_headers_are_escaped_in_the_log(run, caplog):
+    caplog.set_level(logging.INFO, logger="elias.access")
+    with live(run, log_texts=True) as served, served.client() as client:
+        client.post("/predict", json={"inputs": ["red \x9b31m"]})
+        client.get("/info", headers={"x-forwarded-for": b"\x9b31m\x7f"})
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert all(line.isprintable() for line in lines)
+    assert json.loads(lines[0])["texts"] == ["red \x9b31m"]
+
+
+def test_labels_that_are_not_unicode_are_served(run, tmp_path):
+    Elias.from_pretrained(run, device="cpu").rename_label(0, "a\udcff").save_pretrained(
+        tmp_path / "m"
+    )
+
+    with live(tmp_path / "m") as served, served.client() as client:
+        found = client.get("/labels/0")
+        ranked = client.post("/predict", json={"inputs": ["a text"], "top_k": 100})
+
+    assert found.json()["label"] == "a\ufffd"
+    assert ranked.status_code == 200
+    assert "a\ufffd" in {label["label"] for label in ranked.json()[0]}
+
+
 def test_without_a_key_the_server_reveals_nothing_about_its_model(run):
     with live(run, keys=(f"{KEY}-other", KEY)) as served, served.client() as client:
         closed = ["/info", "/labels", "/labels/1", "/clusters/1", "/metrics", "/examples"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from elias import progress
-from elias.errors import DataError, EliasError, RunError, quoted
+from elias.errors import DataError, EliasError, RunError, escape_controls, quoted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +39,6 @@ STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10
 _FORMATS = {int: ",", float: ",.2f"}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRAPPED = 10_000  # columns
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 
 _library_logger = logging.getLogger("elias")
 _logger = logging.getLogger(__name__)
@@ -119,15 +118,6 @@ def show(renderable: RenderableType) -> None:
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON on stdout."""
     typer.echo(escape_controls(json.dumps(value, ensure_ascii=False)))
-
-
-def escape_controls(text: str) -> str:
-    r"""Escape control characters as in JSON. Raw ones in a label name could control a terminal.
-
-    >>> print(escape_controls("red \x1b[31mcod"))
-    red \u001b[31mcod
-    """
-    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_out(*renderables: RenderableType) -> None:

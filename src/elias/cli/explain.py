@@ -11,7 +11,7 @@ import elias
 from elias import progress
 from elias.cli import console, options
 from elias.cli.predict import STDIN, chunks, read_rows
-from elias.errors import DataError
+from elias.errors import DataError, escape_controls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -127,7 +127,7 @@ def _label_table(explanation: elias.Explanation) -> Table:
 
     def add(numbers: Sequence[float | None], title: str, style: str = "") -> None:
         cells = [*[""] * (len(header) - len(numbers)), *map(_number, numbers)]
-        name = Text(console.escape_controls(title), style=style, no_wrap=True, overflow="ellipsis")
+        name = Text(escape_controls(title), style=style, no_wrap=True, overflow="ellipsis")
         table.add_row(*cells, name, style="dim" if style == "dim" else "")
 
     for rank, label in enumerate(labels, start=1):
@@ -166,13 +166,13 @@ def _word_lines(explanation: elias.Explanation) -> list[RenderableType]:
         rows["in the ranker"] = [f"{one.term} {one.weight:+.2f}" for one in label.terms]
         if any(rows.values()):
             now = console.likelihood(label.probability, label.score)
-            title = console.escape_controls(f"{label.label} ({now})")
+            title = escape_controls(f"{label.label} ({now})")
             lines += ["", Text(title, style="bold")]
         for name, shown_words in rows.items():
             if shown_words:
                 style = {"for": "green", "against": "red"}.get(name, "dim")
                 line = f"  {name}: {', '.join(shown_words[:N_WORDS])}"
-                lines.append(Text(console.escape_controls(line), style=style))
+                lines.append(Text(escape_controls(line), style=style))
     return lines
 
 

@@ -16,7 +16,7 @@ import elias
 from elias import progress
 from elias.cli import console, options
 from elias.cli.torchrun import follow_predict, join_world, shared_predict
-from elias.errors import DataError
+from elias.errors import DataError, escape_controls
 
 if TYPE_CHECKING:
     from elias.data.load import TextRow
@@ -173,7 +173,7 @@ def _write_stdout(
 def _print_json(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:
     from elias.inference.prediction_io import json_line
 
-    sys.stdout.write(console.escape_controls(json_line(columns, labels)))
+    sys.stdout.write(escape_controls(json_line(columns, labels)))
 
 
 def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:

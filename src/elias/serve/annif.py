@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Query, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 import elias
+from elias.data.readers.files import sanitize
 from elias.errors import EliasError
 from elias.persistence.manifest import CONFIG_FILE, model_folder
 from elias.serve.backend import Job
@@ -50,11 +51,16 @@ class SuggestForm(_Options):
     text: Annotated[str, Field(description="The text.")]
 
 
+def _clean(text: str) -> str:
+    """Return a text that can be sent as JSON: without lone surrogates."""
+    return sanitize([text])[0][0]
+
+
 class Document(BaseModel):
     """A text of a batch. Other keys are ignored."""
 
     text: str
-    document_id: str | None = None
+    document_id: Annotated[str, AfterValidator(_clean)] | None = None
 
 
 class SuggestBatch(BaseModel):

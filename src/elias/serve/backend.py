@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from elias.inference.explain import Explanation
+    from elias.labels import LabelTable
     from elias.serve.settings import ServeSettings
 
 
@@ -368,7 +369,16 @@ class Backend:
                 f"{self.settings.model}: was trained on features, but the server accepts texts; "
                 "train a model on texts, or use Elias.predict in Python"
             )
+        labels = _without_surrogates(model.label_table)
+        for member in (model, *model.others):
+            member.label_names = labels
         return ServedModel(model, self.settings.examples)
+
+
+def _without_surrogates(table: LabelTable) -> LabelTable:
+    """Return the table with names and ids that can be sent as JSON."""
+    ids = None if table.ids is None else tuple(sanitize(table.ids)[0])
+    return replace(table, names=tuple(sanitize(table.names)[0]), ids=ids)
 
 
 def _not_ready() -> RequestError:

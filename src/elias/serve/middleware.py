@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from elias.errors import escape_controls
 from elias.serve.errors import NOT_JSON, RequestError, error_response
 from elias.serve.settings import MAX_HEADER_BYTES
 
@@ -122,7 +123,7 @@ class AccessLogMiddleware:
             "pid": os.getpid(),
             **scope[LOG_FIELDS],
         }
-        access.info("%s", json.dumps(fields, ensure_ascii=False))
+        access.info("%s", escape_controls(json.dumps(fields, ensure_ascii=False)))
 
 
 class RequestCheckMiddleware:
