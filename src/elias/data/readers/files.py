@@ -35,7 +35,7 @@ It is small because short lines and cells take many times their size as Python o
 MAX_RATIO = 200
 """Maximum compression ratio of data with an unpacked size above `RATIO_CHECK_BYTES`."""
 MAX_LINE = 256 << 20
-"""Maximum number of bytes in a line, and of characters in a table cell."""
+"""Maximum number of bytes in a line, and of characters in a table cell or a document."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte-order marks of UTF-16."""
 IS_UTF16 = "is UTF-16; save it as UTF-8, or pass encoding=utf-16"
@@ -201,6 +201,21 @@ def iter_lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     """Yield the lines of a file with their line ends, split at newlines only."""
     for block in _line_blocks(path, encoding):
         yield from io.StringIO(block, newline="\n")
+
+
+def read_text(path: Path, encoding: str | None = None) -> str:
+    """Return the content of a file that is a single text.
+
+    Raises:
+        DataError: If it is longer than `MAX_LINE`, or cannot be read.
+    """
+    blocks: list[str] = []
+    for block in _line_blocks(path, encoding):
+        blocks.append(block)
+        if sum(map(len, blocks)) > MAX_LINE:
+            problem = f"the text is longer than {MAX_LINE >> 20} MiB; divide it into several"
+            raise data_error(path, problem)
+    return "".join(blocks)
 
 
 def line_chunks(path: Path) -> Iterator[list[str]]:

@@ -41,7 +41,7 @@ from elias.data.readers.columns import (
     named_columns,
     numbered_columns,
 )
-from elias.data.readers.files import data_error, iter_lines, short_repr
+from elias.data.readers.files import data_error, iter_lines, read_text, short_repr
 from elias.data.readers.label_cells import (
     NamedLabels,
     NumberedLabels,
@@ -440,8 +440,7 @@ class TableFile:
                 lines = iter_lines(subjects, self.options.encoding)
                 cells: dict[str, Any] = {"labels": [x for line in lines if (x := _label(line))]}
                 if "text" in wanted:
-                    text = "".join(iter_lines(path, self.options.encoding))
-                    cells["text"] = text.strip()
+                    cells["text"] = read_text(path, self.options.encoding).strip()
                 yield number, [cells[name] for name in wanted]
 
     def _delimited_rows(self, wanted: Sequence[str]) -> Cells:

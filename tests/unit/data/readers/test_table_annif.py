@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import pytest
 
 from elias.data import load_corpus
 from elias.data.load import TextFile
+from elias.data.readers import files
 from elias.errors import DataError
 
 COD, SEA, WINE = (f"http://example.org/s/{name}" for name in ("cod", "sea", "wine"))
@@ -120,3 +122,25 @@ def test_options_of_tables_are_refused_for_a_full_text_folder(tmp_path):
 
     with pytest.raises(DataError, match="labels= has no meaning"):
         load_corpus(tmp_path / "docs", labels="tags")
+
+
+def test_a_document_takes_little_more_memory_than_its_size(tmp_path):
+    write_documents(tmp_path / "docs", {"a.txt": "a\n" * 500_000, "a.key": "cod"})
+
+    tracemalloc.start()
+    try:
+        corpus = load_corpus(tmp_path / "docs", test_size=0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(corpus.split("train").texts[0]) == 999_999
+    assert peak < 10 * 2**20
+
+
+def test_a_document_that_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE", 2**20)
+    write_documents(tmp_path / "docs", {"a.txt": "a\n" * 600_000, "a.key": "cod"})
+
+    with pytest.raises(DataError, match=r"a\.txt: the text is longer than 1 MiB"):
+        load_corpus(tmp_path / "docs", test_size=0)
