@@ -42,6 +42,7 @@ from elias.data.atomic import cache_root
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import EliasError
 from elias.inference.predict import cached_tokens
+from elias.labels import LabelTable
 from elias.model.transformer import TransformerEncoder
 from properties.test_fuzz import KINDS, ODD, damaged, files_of
 from saved_models import reseal
@@ -198,11 +199,11 @@ def model_files(model):
     return [p for p in sorted(model.rglob("*")) if p.is_file() and p.name != "README.md"]
 
 
-def flipped_models(results, folder, model):
+def flipped_models(results, folder, model, compact):
     attack = Attack(results, "Saved model with flipped bits or bytes, cut or missing files")
     copy = folder / "copy"
     for _ in until(100, 20):
-        shutil.copytree(model, copy)
+        shutil.copytree(rng.choice([model, compact]), copy)
         how = damage(rng.choice(model_files(copy)), rng)
         attack.attempt(how, lambda: load_and_predict(copy), refused=True)
         shutil.rmtree(copy)
@@ -235,20 +236,29 @@ def change_leaf(tree):
     return f"{key} = {tree[key]!r:.40}"
 
 
-def forged_models(results, folder, model):
+def forged_models(results, folder, model, compact):
     attack = Attack(results, "Saved model changed, with checksums that fit")
     copy = folder / "copy"
-    tensors = [p.relative_to(model) for p in model_files(model) if p.suffix == ".safetensors"]
-    for number in until(200, 25):
-        shutil.copytree(model, copy)
-        if number % 2:
+    for number in until(300, 30):
+        shutil.copytree(rng.choice([model, compact]), copy)
+        tensors = [p for p in model_files(copy) if p.suffix == ".safetensors"]
+        if number % 10 == 0:
+            path = copy / "labels.tsv"
+            lines = path.read_text(encoding="utf8").split("\n")
+            row = rng.randrange(len(lines))
+            lines[row] = rng.choice(
+                ["", "\t", "a\\ud800\t\t", '\t\t["a", 1]', "[" * 9999, lines[0]]
+            )
+            path.write_text("\n".join(lines), encoding="utf8")
+            how = f"{path.name}:{row + 1}: {lines[row]!r:.40}"
+        elif number % 2:
             path = copy / "config.json"
             tree = json.loads(path.read_text())
             files = tree.pop("files")
             how = change_leaf(tree)
             path.write_text(json.dumps({**tree, "files": files}))
         else:
-            path = copy / rng.choice(tensors)
+            path = rng.choice(tensors)
             raw = bytearray(path.read_bytes())
             # in the header or in the numbers
             begin = rng.randrange(900 if number % 4 else len(raw) - 8)
@@ -432,11 +442,17 @@ def main():
     train(corpus, EliasConfig().override(SETTINGS), out=folder / "run", device="cpu")
     model = folder / "run" / "model"
     load_and_predict(model)
+    compact = folder / "compact"  # with added labels, and details of them
+    table = LabelTable(("cod", "sea"), ids=("1", "2"), synonyms=(("fish",), ()))
+    Elias.from_pretrained(model, device="cpu").add_labels(table).save_pretrained(
+        compact, compact=True
+    )
+    load_and_predict(compact)
     damaged_corpora(results, folder)
     bombs(results, folder)
     pipes(results, folder)
-    flipped_models(results, folder, model)
-    forged_models(results, folder, model)
+    flipped_models(results, folder, model, compact)
+    forged_models(results, folder, model, compact)
     hostile_encoders(results, folder)
     damaged_caches(results, folder, model, rows)
     full_disks(results, folder, model, rows)

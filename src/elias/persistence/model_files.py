@@ -223,6 +223,8 @@ def load_model(
     if files.ADDED_FILE in manifest["files"]:
         added = _load_added(manifest, n_all, model.encoder.dim)
         added = added.named(LabelTable.of(label_names), model, reranker)
+    elif manifest["n_added"]:
+        raise damaged_file(manifest.path, f"there is no {files.ADDED_FILE} for the added labels")
     return build(
         model=model,
         config=config,

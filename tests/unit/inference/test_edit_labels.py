@@ -1,5 +1,7 @@
 """Labels that are added to a trained model, renamed, merged and removed."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError, ModelError
 from elias.inference.edit_labels import relabel_graph
 from elias.model.graph import LabelGraph
+from saved_models import reseal
 
 SETTINGS = {
     "encoder.dim": 16,
@@ -136,6 +139,12 @@ def test_damaged_added_labels_are_refused(larger, tmp_path):
     (saved := larger.save_pretrained(tmp_path / "model")).joinpath("added.safetensors").unlink()
 
     with pytest.raises(ModelError, match=r"added\.safetensors: missing"):
+        Elias.from_pretrained(saved, device="cpu")
+    tree = json.loads((saved / "config.json").read_text())
+    del tree["files"]["added.safetensors"]
+    (saved / "config.json").write_text(json.dumps(tree))
+    reseal(saved)
+    with pytest.raises(ModelError, match=r"there is no added\.safetensors"):
         Elias.from_pretrained(saved, device="cpu")
 
 
