@@ -65,9 +65,9 @@ build: $(VENV)/.installed-dev  ## Build the wheels and the source archive into d
 release: $(VENV)/.installed-dev  ## Build what is published into dist/, install it into empty environments and try it
 	TORCH_INDEX=$(TORCH_INDEX) scripts/release.sh $(BIN)/python $(if $(DRAFT),--draft)
 
+# .hypothesis stays, too: it has the examples that make fuzz found.
 clean:  ## Remove the environment, caches and builds; runs/ and data/ stay
-	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache
+	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamp files: the environment is reused until pyproject.toml or constraints.txt changes.
