@@ -16,7 +16,7 @@ from typing import Any
 
 from elias.config import (
     DEFAULT_STAGES,
-    ONE_VS_ALL_STAGES,
+    ONE_VS_ALL,
     EliasConfig,
     RerankConfig,
     StageConfig,
@@ -57,7 +57,7 @@ def tables() -> str:
         parts.append(_table(f"{where}.", part, [field.name for field in fields(part)]))
     parts.append(f"The default stages are:\n\n{_listed(DEFAULT_STAGES)}")
     parts.append(
-        f'With `index.kind = "all"`, the default is one stage:\n\n{_listed(ONE_VS_ALL_STAGES)}'
+        f'With `index.kind = "all"`, stage 1 is the only one of them, and is named `{ONE_VS_ALL}`.\n'
     )
     return "\n".join(parts)
 

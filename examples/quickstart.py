@@ -9,7 +9,7 @@ from elias import Elias, EliasConfig, evaluate, train
 from elias.data.synthetic import synthetic_corpus
 
 corpus = synthetic_corpus(n_points=600, n_labels=100)
-config = EliasConfig().override({"encoder.dim": 64, "stages.stage2.epochs": 5})
+config = EliasConfig().override({"encoder.dim": 64})
 model = train(corpus, config, out="runs/quickstart", overwrite=True)
 
 predictions = model.predict_split(corpus.split("test"), top_k=100)

@@ -22,7 +22,7 @@ ALL = {k: v for k, v in SMALL.items() if "stage" not in k} | {
     **{"index.kind": "all", "stages.one-vs-all.epochs": 3, "stages.one-vs-all.batch_size": 64},
 }
 BERT = {
-    **{"encoder.model": "inputs/bert", "rerank.enabled": "false"},
+    **{"encoder.model": "inputs/bert", "rerank.enabled": "false", "index.kind": "graph"},
     **{"stages.stage1.epochs": 1, "stages.stage2.epochs": 2, "eval.validation_size": 40, "seed": 5},
 }
 COMMANDS = """

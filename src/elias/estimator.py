@@ -45,8 +45,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         encoder: ``bag`` learns a vector for each word and n-gram. ``minilm``, a folder or the name
             of a model on the Hugging Face hub selects a transformer, as ``elias train --encoder``
             does.
-        epochs: Maximum number of epochs of the last stage. None uses the value of the preset, or
-            derives it from the size of the data.
+        epochs: Maximum number of epochs of each stage. None uses the value of the preset, or the
+            default of the encoder.
         dim: Embedding dimension of the ``bag`` encoder.
         n_clusters: C, the number of label clusters. None chooses it from the size of the data.
         beam_size: b, the number of clusters searched for each text. None chooses it from the size
@@ -192,7 +192,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             if value is not None and (self.preset is None or value != defaults[name]):
                 changes[key] = value
         if self.epochs is not None:
-            changes[f"stages.{start.stages[-1].name}.epochs"] = self.epochs
+            changes |= {f"stages.{stage.name}.epochs": self.epochs for stage in start.stages}
         return start.override(changes | dict(self.settings or {}))
 
     def predict(self, X: Any) -> csr_matrix:  # noqa: N803

@@ -81,7 +81,8 @@ if __name__ == "__main__":
     import_all()
     from elias import EliasConfig, train
 
-    settings = {"encoder.dim": 8, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+    epochs = {"stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+    settings = {"encoder.dim": 8, "index.kind": "graph", **epochs}
     labels = [["fish"], ["wine"], ["oil"], ["law"], ["sea"], ["coal"], ["bread"], ["milk"]] * 4
     texts = [f"text about {label}" for (label,) in labels]
     train(texts=texts, labels=labels, config=EliasConfig().override(settings), out=folder / "run")

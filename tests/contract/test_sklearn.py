@@ -167,7 +167,7 @@ def test_parameters_become_the_configuration():
     ).config()
 
     assert config.encoder.dim == 32
-    assert config.stages[-1].epochs == 7
+    assert [stage.epochs for stage in config.stages] == [7, 7]
     assert config.index.n_clusters == 4
     assert not config.rerank.enabled
     assert config.ensemble.members == 2

@@ -10,6 +10,7 @@ from elias.cli import demo as demo_command
 from elias.config import EliasConfig
 
 SMALL = {
+    "index.kind": "graph",
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
     "stages.stage1.epochs": 1,

@@ -103,9 +103,12 @@ def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_fo
         assert ours.scores.tolist() == theirs.scores.tolist()
 
 
-def test_a_preset_with_a_learned_graph_is_refused_in_one_line(corpus_folder):
+def test_a_stage_that_learns_a_graph_is_refused_in_one_line(corpus_folder, tmp_path):
+    config = tmp_path / "graph.toml"
+    config.write_text('[[stages]]\nname = "stage2"\nlearn_graph = true\n', encoding="utf8")
+
     result = elias(
-        *("train", corpus_folder, "--preset", "fast", "--set", "index.kind=all"), "--dry-run"
+        *("train", corpus_folder, "--config", config, "--set", "index.kind=all"), "--dry-run"
     )
 
     assert result.code == 2

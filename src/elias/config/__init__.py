@@ -23,7 +23,7 @@ from elias.config.resolve import (
 )
 from elias.config.schema import (
     DEFAULT_STAGES,
-    ONE_VS_ALL_STAGES,
+    ONE_VS_ALL,
     CheckpointConfig,
     DataConfig,
     EliasConfig,
@@ -39,7 +39,7 @@ from elias.config.schema import (
 
 __all__ = [
     "DEFAULT_STAGES",
-    "ONE_VS_ALL_STAGES",
+    "ONE_VS_ALL",
     "CheckpointConfig",
     "DataConfig",
     "EliasConfig",

@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from elias.config.pretrained import pretrained_max_tokens, pretrained_pooling, pretrained_width
 from elias.config.schema import (
-    DEFAULT_STAGES,
     EliasConfig,
     EncoderConfig,
     EvalConfig,
     IndexConfig,
     RerankConfig,
     StageConfig,
+    one_vs_all_stages,
 )
 from elias.errors import ConfigError
 
@@ -321,7 +321,7 @@ def max_length(n_bytes: int | None) -> int:
 
 
 def index_kind(config: EliasConfig, n_labels: int) -> Literal["graph", "all"]:
-    """Return the given kind of index, or ``all`` for few labels if nothing of an index is given.
+    """Return the given kind of index, or ``all`` for few labels if nothing asks for an index.
 
     >>> index_kind(EliasConfig(), 50), index_kind(EliasConfig(), 5000)
     ('all', 'graph')
@@ -330,8 +330,8 @@ def index_kind(config: EliasConfig, n_labels: int) -> Literal["graph", "all"]:
     if index.kind is not None:
         return index.kind
     is_default = replace(index, label_storage="full") == IndexConfig()
-    few = n_labels <= MAX_SCORED_LABELS
-    return "all" if few and is_default and config.stages == DEFAULT_STAGES else "graph"
+    no_index = is_default and one_vs_all_stages(config.stages) is not None
+    return "all" if no_index and n_labels <= MAX_SCORED_LABELS else "graph"
 
 
 def _narrow(cls: type[T], config: Any, **values: Any) -> T:

@@ -172,7 +172,8 @@ class IndexConfig:
 
     kind: Literal["graph", "all"] | None = None
     """``graph``: labels are searched through clusters; ``all``: every label is scored (one-vs-all).
-    Derived: ``all`` for at most 1000 labels, unless stages or sizes of the index are given."""
+    Derived: ``all`` for at most 1000 labels, unless sizes of the index or settings of stage 2 other
+    than epochs are given."""
     label_storage: Literal["full", "compact"] = "full"
     """``full``: W_L and the moments of AdamW in float32, 12 bytes per weight in training;
     ``compact``: W_L and the first moment in bfloat16 and one second moment per label, 4 bytes per
@@ -386,8 +387,24 @@ class TrackingConfig:
 
 
 DEFAULT_STAGES = (StageConfig(name="stage1"), StageConfig(name="stage2", learn_graph=True))
-ONE_VS_ALL_STAGES = (StageConfig(name="one-vs-all"),)
-"""The stages of one-vs-all, if the configuration gives none."""
+ONE_VS_ALL = "one-vs-all"
+"""Name of the one stage of a model that scores every label, if the stages are the default ones."""
+
+
+def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
+    """Return stage 1 as the only stage, or None if the stages ask for an index.
+
+    The epochs of stage 2 say nothing if there is no graph to learn. Its other settings, a fixed
+    graph in stage 1, or other stages ask for an index.
+
+    >>> one_vs_all_stages((StageConfig(epochs=3), StageConfig(name="stage2", learn_graph=True)))
+    (StageConfig(name='one-vs-all', ...epochs=3...),)
+    """
+    first, *others = stages
+    is_first = first.name == DEFAULT_STAGES[0].name and not first.learn_graph
+    is_default = [replace(stage, epochs=None) for stage in others] == [DEFAULT_STAGES[1]]
+    asks_for_index = first.score_all is False or not (is_first and is_default)
+    return None if asks_for_index else (replace(first, name=ONE_VS_ALL),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,8 +437,8 @@ class EliasConfig:
         require(len(set(names)) == len(names), f"stages must have different names, not {names}")
         if self.index.kind != "all":
             return
-        if self.stages == DEFAULT_STAGES:  # none were given
-            object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)
+        if one_stage := one_vs_all_stages(self.stages):
+            object.__setattr__(self, "stages", one_stage)
         for stage in self.stages:
             require(
                 not stage.learn_graph,

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.config import (
-    ONE_VS_ALL_STAGES,
+    ONE_VS_ALL,
     IndexConfig,
     LossConfig,
+    StageConfig,
     first_difference,
     model_settings,
     read_tree,
@@ -364,10 +365,10 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
     >>> variant.index.kind, [(stage.name, stage.epochs) for stage in variant.stages]
     ('all', [('one-vs-all', 75)])
     """
-    first, (default,) = config.stages[0], ONE_VS_ALL_STAGES
+    first = config.stages[0]
     epochs = [stage.epochs for stage in config.stages if stage.epochs is not None]
-    stage = replace(
-        default,
+    stage = StageConfig(
+        name=ONE_VS_ALL,
         epochs=sum(epochs) if len(epochs) == len(config.stages) else None,
         batch_size=first.batch_size,
         encoder_lr=first.encoder_lr,

@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.config import (
-    ONE_VS_ALL_STAGES,
     EliasConfig,
     IndexConfig,
     ResolvedConfig,
@@ -142,8 +141,80 @@ def test_without_stages_of_its_own_one_vs_all_has_one_that_learns_no_graph():
         EliasConfig().override({"index.kind": "all"}),
     )
 
-    assert given.stages == changed.stages == ONE_VS_ALL_STAGES
-    assert not ONE_VS_ALL_STAGES[0].learn_graph
+    assert given.stages == changed.stages == (StageConfig(name="one-vs-all"),)
+
+
+INTENTS = ("fast", "balanced", "best", "small")
+
+
+@pytest.mark.parametrize("encoder", ["bag", "minilm"])
+@pytest.mark.parametrize("n_labels", [2, 50, 8484])
+@pytest.mark.parametrize("preset", INTENTS)
+def test_a_preset_keeps_the_index_and_the_stages_of_the_defaults(preset, n_labels, encoder):
+    config, default = EliasConfig.preset(preset).with_encoder(encoder), EliasConfig()
+
+    resolved = config.resolve(4000, n_labels)
+    derived = default.with_encoder(encoder).resolve(4000, n_labels)
+
+    assert resolved.index == derived.index
+    assert [s.name for s in resolved.stages] == [s.name for s in derived.stages]
+    assert [s.score_all for s in resolved.stages] == [s.score_all for s in derived.stages]
+    assert resolved.rerank.enabled
+    assert resolved.eval == derived.eval
+
+
+@pytest.mark.parametrize("encoder", ["bag", "minilm"])
+@pytest.mark.parametrize("n_labels", [2, 50, 8484, 500_000])
+def test_the_fast_preset_trains_for_fewer_epochs(n_labels, encoder):
+    fast, default = (
+        config.with_encoder(encoder).resolve(20_000, n_labels).stages
+        for config in (EliasConfig.preset("fast"), EliasConfig())
+    )
+
+    assert sum(stage.epochs for stage in fast) < sum(stage.epochs for stage in default)
+
+
+@pytest.mark.parametrize(("n_labels", "epochs"), [(2, [5]), (50, [5]), (8484, [5, 5])])
+@pytest.mark.parametrize("index", [{}, {"index.label_storage": "compact"}])
+def test_epochs_apply_to_the_stages_that_exist(n_labels, epochs, index):
+    given = {"stages.stage1.epochs": 5, "stages.stage2.epochs": 5}
+
+    resolved = EliasConfig().override(given | index).resolve(4000, n_labels)
+
+    assert [stage.epochs for stage in resolved.stages] == epochs
+    assert resolved.index.kind == EliasConfig().resolve(4000, n_labels).index.kind
+
+
+def test_settings_of_stage_1_are_those_of_the_only_stage_of_few_labels():
+    rates = {"stages.stage1.encoder_lr": 3e-5, "stages.stage1.batch_size": 8}
+
+    (stage,) = EliasConfig().override(rates).resolve(4000, 42).stages
+
+    assert (stage.name, stage.encoder_lr, stage.batch_size) == ("one-vs-all", 3e-5, 8)
+    assert stage.score_all
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index.kind": "graph"},
+        {"index.n_clusters": 2},
+        {"stages.stage1.score_all": False},
+        {"stages.stage2.edge_lr": 0.1},
+        {"stages.stage2.name": "mine"},
+    ],
+)
+def test_settings_of_an_index_ask_for_one(changes):
+    resolved = EliasConfig().override(changes).resolve(n_points=300, n_labels=8)
+
+    assert resolved.index.kind == "graph"
+    assert len(resolved.stages) == 2
+
+
+def test_a_preset_can_be_trained_without_an_index():
+    (stage,) = EliasConfig.preset("fast").override({"index.kind": "all"}).stages
+
+    assert stage.epochs == EliasConfig.preset("fast").stages[0].epochs
 
 
 def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_given():

@@ -96,7 +96,7 @@ def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
     with pytest.raises(
         ConfigError, match=r"stages\.stage2\.learn_graph: with index\.kind='all' th"
     ):
-        EliasConfig.preset("fast").override({"index.kind": "all"})
+        EliasConfig().override({"stages.stage2.label_lr": 0.1}).override({"index.kind": "all"})
 
 
 def test_with_encoder_chooses_a_kind_and_a_model():

@@ -1,6 +1,6 @@
 import pytest
 
-from elias.config import ONE_VS_ALL_STAGES, EliasConfig, preset_names
+from elias.config import EliasConfig, preset_names
 from elias.experiments.models import one_vs_all
 
 
@@ -21,7 +21,7 @@ def test_every_preset_has_a_one_vs_all_variant_with_the_same_encoder_and_no_grap
         config.stages[0].encoder_lr,
         config.stages[0].batch_size,
     )
-    assert stage.label_lr == ONE_VS_ALL_STAGES[0].label_lr
+    assert stage.label_lr is None
     epochs = [stage.epochs for stage in config.stages]
     assert stage.epochs == (None if None in epochs else sum(epochs))
     assert variant.resolve(1000, 50).index.shortlist_size == 50

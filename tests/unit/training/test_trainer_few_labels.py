@@ -35,14 +35,6 @@ def test_the_ranker_of_few_labels_trains_on_the_held_out_points_too(trained):
     assert model.metadata["metrics"]["rerank"]["validation"]["P@1"] < 100
 
 
-def test_stages_or_sizes_of_an_index_ask_for_one():
-    few = {"n_points": 300, "n_labels": 8}
-
-    for changes in ({"stages.stage2.epochs": 2}, {"index.n_clusters": 2}, {"index.kind": "graph"}):
-        assert EliasConfig().override(changes).resolve(**few).index.kind == "graph"
-    assert EliasConfig().resolve(n_points=300, n_labels=8484).index.kind == "graph"
-
-
 def words(rng, label):
     """Return a text of random words, some of which name the label."""
     return " ".join([f"{label}{rng.integers(3)}" for _ in range(3)] + [f"w{rng.integers(40)}"] * 3)

@@ -22,6 +22,7 @@ def config(**changes):
     tiny = {
         "encoder.dim": 16,
         "encoder.hidden_dim": 16,
+        "index.kind": "graph",
         "stages.stage1.epochs": 1,
         "stages.stage2.epochs": 1,
         "rerank.enabled": False,

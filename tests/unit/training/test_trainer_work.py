@@ -10,7 +10,12 @@ from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
 from elias.text import vectorizer
 
-SMALL = {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 2}
+SMALL = {
+    "index.kind": "graph",
+    "encoder.dim": 16,
+    "stages.stage1.epochs": 1,
+    "stages.stage2.epochs": 2,
+}
 
 
 @pytest.fixture
