@@ -57,7 +57,7 @@ def tables() -> str:
         parts.append(_table(f"{where}.", part, [field.name for field in fields(part)]))
     parts.append(f"The default stages are:\n\n{_listed(DEFAULT_STAGES)}")
     parts.append(
-        f'With `index.kind = "all"`, stage 1 is the only one of them, and is named `{ONE_VS_ALL}`.\n'
+        f'With `index.kind = "all"`, only stage 1 is trained, and is named `{ONE_VS_ALL}`.\n'
     )
     return "\n".join(parts)
 
