@@ -140,9 +140,10 @@ def _describe_ranker_config(config: ResolvedConfig) -> str:
     rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
-    index = config.index
-    if index.kind == "all" and index.shortlist_size <= rerank.candidates:
-        return "over every label, in the end on all points (rerank.enabled=false: none)"
+    if config.ranks_every_label:
+        refits = config.ensemble.members == 1 and config.eval.validation_size > 0
+        all_points = ", in the end on the held-out points too" * refits
+        return f"over every label{all_points} (rerank.enabled=false: none)"
     calibrated = ""
     if rerank.calibrate and config.eval.validation_size:
         calibrated = ", then calibrated" + ", with label names that are words" * rerank.names

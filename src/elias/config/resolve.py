@@ -216,6 +216,11 @@ class ResolvedConfig(EliasConfig):
     rerank: ResolvedRerank
     eval: ResolvedEval
 
+    @property
+    def ranks_every_label(self) -> bool:
+        """Whether there are so few labels that the ranker scores all of them for each point."""
+        return self.index.kind == "all" and self.index.shortlist_size <= self.rerank.candidates
+
 
 def fill_sizes(
     config: EliasConfig, n_points: int, n_labels: int, n_bytes: int | None = None
@@ -236,7 +241,8 @@ def fill_sizes(
     held_out, enabled = config.eval.validation_size, config.rerank.enabled
     if held_out is None:
         few = config.index.kind == "all" and n_labels <= config.rerank.candidates
-        held_out = validation_size(n_points, few_labels=few and enabled is not False)
+        refits = few and enabled is not False and config.ensemble.members == 1
+        held_out = validation_size(n_points, refits=refits)
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     # in a small corpus few words are in two texts
@@ -357,15 +363,16 @@ def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
     return min(rule.max_shortlist, share, n_labels, n_paths)
 
 
-def validation_size(n_points: int, *, few_labels: bool = False) -> int:
+def validation_size(n_points: int, *, refits: bool = False) -> int:
     """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000.
 
-    With few labels, whose ranker trains on the held-out points in the end, a fifth up to 2000.
+    With few labels, whose ranker trains on the held-out points in the end, a fifth up to 2000. In
+    an ensemble it does not.
 
-    >>> validation_size(4000), validation_size(4000, few_labels=True)
+    >>> validation_size(4000), validation_size(4000, refits=True)
     (400, 800)
     """
-    at_first = min(n_points // 5, 2000) if few_labels else min(n_points // 10, 1000)
+    at_first = min(n_points // 5, 2000) if refits else min(n_points // 10, 1000)
     return min(max(n_points // 20, at_first), MAX_VALIDATION)
 
 

@@ -177,12 +177,6 @@ class Trainer:
                     save_member(self.run, finished[0])
         return world.run_on_rank0(lambda: self._finish(members, predictions))
 
-    @property
-    def _ranks_every_label(self) -> bool:
-        """Whether there are so few labels that the ranker scores all of them for each point."""
-        few = self.corpus.n_labels <= self.config.rerank.candidates
-        return few and self.config.index.kind == "all"
-
     # --- prepare: encoder, tokens, bags of words ---
 
     def prepare(self) -> None:
@@ -192,7 +186,7 @@ class Trainer:
         """
         train = self.splits["train"]
         sample = train if self.setup is None else train.take(self.setup)
-        symbols = self._ranks_every_label
+        symbols = self.config.ranks_every_label
         texts = None if sample.texts is None else SplitTexts(sample.texts, symbols=symbols)
         with self.run.timed("encoder"):
             encoder = initial_encoder(
@@ -625,7 +619,7 @@ class Trainer:
         """
         config, psi = self.config.rerank, {}
         inputs = split_inputs(self.splits["train"], self.encoder)
-        every_label = self._ranks_every_label
+        every_label = self.config.ranks_every_label
         # not in an ensemble, where held-out points are not cross-fitted
         refit = every_label and not self._in_ensemble and "validation" in self.splits
         if isinstance(inputs, Sequence):

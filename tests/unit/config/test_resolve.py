@@ -102,6 +102,15 @@ def test_a_tenth_of_small_data_and_less_of_large_is_held_out(n_points, held_out)
     assert validation_size(n_points) == held_out
 
 
+def test_more_is_held_out_only_where_the_ranker_trains_on_it_in_the_end():
+    sizes = [
+        EliasConfig().override(changes).resolve(4000, 50).eval.validation_size
+        for changes in ({}, {"rerank.enabled": False}, {"ensemble.members": 3})
+    ]
+
+    assert sizes == [800, 400, 400]
+
+
 @pytest.mark.parametrize(
     ("n_points", "given", "expected"), [(2, None, 1), (99, None, 1), (100, None, 2), (2, 3, 3)]
 )
@@ -160,7 +169,7 @@ def test_a_preset_keeps_the_index_and_the_stages_of_the_defaults(preset, n_label
     assert [s.name for s in resolved.stages] == [s.name for s in derived.stages]
     assert [s.score_all for s in resolved.stages] == [s.score_all for s in derived.stages]
     assert resolved.rerank.enabled
-    assert resolved.eval == derived.eval
+    assert resolved.ranks_every_label == derived.ranks_every_label == (n_labels <= 50)
 
 
 @pytest.mark.parametrize("encoder", ["bag", "minilm"])
