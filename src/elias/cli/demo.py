@@ -56,7 +56,7 @@ def demo(
         console.note(f"{out} is finished; showing its results (use --overwrite to train again)")
         model, times = elias.Elias.from_pretrained(out, device=device), {}
     else:
-        show_plan(resolved, corpus)
+        show_plan(config, resolved, corpus)
         with resumable_run(out):
             model = elias.train(corpus, config, out=out, device=device, overwrite=overwrite)
     progress.enable(False)

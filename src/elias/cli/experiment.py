@@ -67,7 +67,7 @@ class Experiment:
         setting = Setting.of(
             config, corpus, self.out, seeds=seeds, device=self.device, overwrite=self.overwrite
         )
-        show_plan(setting.config, corpus)
+        show_plan(config, setting.config, corpus)
         return setting
 
     def setting_of(self, path: Path) -> tuple[elias.Elias, Setting]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,64 +92,78 @@ def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
-    """Return a resolved configuration as (name, value) rows."""
-    stages = "; ".join(
-        f"{stage.name}: at most {stage.epochs} epochs in batches of {stage.batch_size}, "
-        + ("learns the graph" if stage.learn_graph else _without_learning(stage))
-        for stage in config.stages
-    )
+def config_rows(
+    config: ResolvedConfig, reasons: Mapping[str, str] | None = None
+) -> list[tuple[str, Any]]:
+    """Return a resolved configuration as (name, value) rows, with reasons of settings by key."""
+    reasons = reasons or {}
+    held_out = config.eval.validation_size
     return [
-        ("encoder", _describe_encoder(config.encoder)),
-        *_index_rows(config.index),
-        ("validation points", config.eval.validation_size),
-        ("stages", stages),
-        ("ranker", _describe_ranker_config(config)),
+        ("encoder", _describe_encoder(config.encoder, reasons)),
+        *_index_rows(config.index, reasons),
+        ("validation points", _because(f"{held_out:,}", reasons.get("eval.validation_size"))),
+        *((stage.name, _describe_stage(stage, reasons)) for stage in config.stages),
+        ("ranker", _describe_ranker_config(config, reasons)),
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
     ]
 
 
-def _without_learning(stage: ResolvedStage) -> str:
-    return "scores every label" if stage.score_all else "fixed graph"
+def _because(value: str, reason: str | None) -> str:
+    return f"{value} ({reason})" if reason else value
 
 
-def _describe_encoder(encoder: EncoderConfig) -> str:
+def _describe_stage(stage: ResolvedStage, reasons: Mapping[str, str]) -> str:
+    why = {key: reasons.get(f"stages.{stage.name}.{key}") for key in ("epochs", "batch_size")}
+    task = "learns the graph"
+    if not stage.learn_graph:
+        task = "scores every label" if stage.score_all else "fixed graph"
+        task = _because(task, reasons.get(f"stages.{stage.name}.score_all"))
+    epochs = _because(f"at most {stage.epochs} epochs", why["epochs"])
+    return f"{task}; {epochs} in {_because(f'batches of {stage.batch_size}', why['batch_size'])}"
+
+
+def _describe_encoder(encoder: EncoderConfig, reasons: Mapping[str, str]) -> str:
     if encoder.kind == "bag":
         return f"bag of words, {encoder.dim} dimensions"
-    bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
     windows = f"{encoder.windows} × " if encoder.windows > 1 else ""
-    return f"{encoder.model}, {windows}{encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
+    length = _because(f"{windows}{encoder.max_length} tokens", reasons.get("encoder.max_length"))
+    pooling = _because(str(encoder.pooling), reasons.get("encoder.pooling"))
+    bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
+    return f"{encoder.model}, {length}, {pooling}{bottleneck}"
 
 
-def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
+def _index_rows(index: ResolvedIndex, reasons: Mapping[str, str]) -> list[tuple[str, Any]]:
+    why = {key: reasons.get(f"index.{key}") for key in asdict(index)}
     if index.kind == "all":
         storage = ", stored in bfloat16" if index.label_storage == "compact" else ""
-        return [("index", f"none, every label is scored{storage} (index.kind=graph: searched)")]
-    shortlist = f"{index.shortlist_size:,}"
+        scored = _because(f"none, every label is scored{storage}", why["kind"])
+        return [("index", f"{scored}; index.kind=graph searches")]
+    shortlist = _because(f"{index.shortlist_size:,}", why["shortlist_size"])
     if index.train_shortlist != index.shortlist_size:
-        shortlist += f", {index.train_shortlist:,} while training"
+        shortlist += f"; {index.train_shortlist:,} while training"
+    edges = f"{index.edges_per_cluster:,}"
     return [
-        ("clusters C", index.n_clusters),
-        ("edges per cluster κ", index.edges_per_cluster),
-        ("beam b", index.beam_size),
+        ("clusters C", _because(f"{index.n_clusters:,}", why["n_clusters"])),
+        ("edges per cluster κ", _because(edges, why["edges_per_cluster"])),
+        ("beam b", _because(f"{index.beam_size:,}", why["beam_size"])),
         ("shortlist K", shortlist),
         ("α, β", f"{index.alpha:g}, {index.beta:g}"),
     ]
 
 
-def _describe_ranker_config(config: ResolvedConfig) -> str:
+def _describe_ranker_config(config: ResolvedConfig, reasons: Mapping[str, str]) -> str:
     rerank = config.rerank
     if not rerank.enabled:
-        return "none (rerank.enabled=true trains one)"
+        return f"{_because('none', reasons.get('rerank.enabled'))}; rerank.enabled=true trains one"
     if config.ranks_every_label:
         refits = config.ensemble.members == 1 and config.eval.validation_size > 0
         all_points = ", in the end on the held-out points too" * refits
-        return f"over every label{all_points} (rerank.enabled=false: none)"
+        return f"over every label{all_points}; rerank.enabled=false trains none"
     calibrated = ""
     if rerank.calibrate and config.eval.validation_size:
         calibrated = ", then calibrated" + ", with label names that are words" * rerank.names
-    return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
+    return f"over the best {rerank.candidates} labels{calibrated}; rerank.enabled=false trains none"
 
 
 def _describe_reranker(reranker: Reranker | None) -> str:

@@ -20,10 +20,11 @@ import elias
 from elias.cli import console, options
 from elias.cli.info import config_rows
 from elias.cli.torchrun import join_world
+from elias.config.resolve import reasons
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elias.config import ResolvedConfig
+    from elias.config import EliasConfig, ResolvedConfig
     from elias.training.dry_run import DryRun
 
 
@@ -92,8 +93,9 @@ def train(
         corpus = world.rank0_first(
             lambda: reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
         )
-        resolved = resolve_config(starting_config(config, start), corpus)
-        show_plan(resolved, corpus)
+        config = starting_config(config, start)
+        resolved = resolve_config(config, corpus)
+        show_plan(config, resolved, corpus)
         if start is None and corpus.train.texts is not None and target_device.type == "cuda":
             _suggest_encoder(configuration, resolved)
         if dry_run:
@@ -161,10 +163,14 @@ def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
     ]
 
 
-def show_plan(config: ResolvedConfig, corpus: elias.Corpus) -> None:
-    """Print the sizes of the corpus and the resolved configuration on stderr."""
+def show_plan(given: EliasConfig, config: ResolvedConfig, corpus: elias.Corpus) -> None:
+    """Print the sizes of the corpus and the resolved configuration on stderr.
+
+    Settings that ``given`` leaves open are printed with the reason for their value.
+    """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
-    rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]
+    why = reasons(given, config, len(corpus.train), corpus.n_labels)
+    rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config, why)]
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
@@ -263,7 +269,7 @@ def tune(
     check_plan(config, None)
     pick_device(device)
     corpus = reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
-    show_plan(resolve_config(config, corpus), corpus)
+    show_plan(config, resolve_config(config, corpus), corpus)
     tuning.tune(
         config,
         corpus,

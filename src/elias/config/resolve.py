@@ -412,6 +412,49 @@ def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
     )
 
 
+def reasons(
+    given: EliasConfig, resolved: ResolvedConfig, n_points: int, n_labels: int
+) -> dict[str, str]:
+    """Return why settings that ``given`` leaves open have their values, by key.
+
+    >>> resolved = EliasConfig().resolve(20_000, 8484)
+    >>> reasons(EliasConfig(), resolved, 20_000, 8484)["index.n_clusters"]
+    'about 33 labels each'
+    """
+    kind, index = resolved.encoder.kind, resolved.index
+    edges = index.n_clusters * index.edges_per_cluster / n_labels
+    points = f"{n_points:,} points"
+    shares = {n_points // 20: "a twentieth", n_points // 10: "a tenth", n_points // 5: "a fifth"}
+    share = shares.get(resolved.eval.validation_size)
+    why = {
+        "encoder.max_length": "by the length of the texts",
+        "encoder.pooling": "by the model",
+        "index.kind": f"{n_labels:,} labels, at most {MAX_SCORED_LABELS:,}",
+        "index.n_clusters": f"about {n_labels / index.n_clusters:.0f} labels each",
+        "index.edges_per_cluster": f"about {edges:.0f} for each label",
+        "index.beam_size": "all clusters" if index.beam_size == index.n_clusters else "default",
+        "index.shortlist_size": f"{index.shortlist_size / n_labels:.0%} of the labels",
+        "eval.validation_size": f"{share} of the points" if share else points,
+        "rerank.enabled": f"{n_labels:,} labels, {points}",
+    }
+    for key in list(why):
+        section, name = key.split(".")
+        if getattr(getattr(given, section), name) is not None:
+            del why[key]
+    given = replace(given, index=replace(given.index, kind=index.kind))  # it decides the stages
+    for stage, derived in zip(given.stages, resolved.stages, strict=True):
+        where = f"stages.{derived.name}"
+        if stage.epochs is None:
+            why[f"{where}.epochs"] = f"default of a {kind}"
+        if stage.batch_size is None:
+            why[f"{where}.batch_size"] = points
+        is_large = n_points * n_labels > MAX_SCORES
+        if index.kind == "graph" and stage.score_all is None and derived.score_all != is_large:
+            limit = "more than" if is_large else "at most"
+            why[f"{where}.score_all"] = f"points × labels {limit} {MAX_SCORES:,.0f}"
+    return why
+
+
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
     """Raise `ConfigError` if sizes are inconsistent; derived sizes are always consistent."""
     clusters, edges = index.n_clusters, index.edges_per_cluster

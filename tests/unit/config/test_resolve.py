@@ -8,7 +8,7 @@ from elias.config import (
     ResolvedConfig,
     StageConfig,
 )
-from elias.config.resolve import validation_size
+from elias.config.resolve import reasons, validation_size
 from elias.errors import ConfigError
 
 PAPER_LABELS = {
@@ -259,3 +259,33 @@ def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling)
     config = EliasConfig.preset("amazon-670k").with_encoder(model)
 
     assert config.encoder.pooling == pooling
+
+
+@pytest.mark.parametrize(
+    ("n_points", "n_labels", "expected"),
+    [
+        (4000, 50, {"index.kind": "50 labels, at most 1,000"}),
+        (4000, 50, {"eval.validation_size": "a fifth of the points"}),
+        (15_000, 8484, {"eval.validation_size": "15,000 points"}),
+        (4000, 8484, {"index.n_clusters": "about 33 labels each"}),
+        (4000, 8484, {"index.edges_per_cluster": "about 12 for each label"}),
+        (4000, 8484, {"index.shortlist_size": "35% of the labels"}),
+        (4000, 8484, {"stages.stage1.score_all": "points × labels at most 2,000,000,000"}),
+        (10**6, 8484, {"stages.stage1.score_all": "points × labels more than 2,000,000,000"}),
+        (4000, 8484, {"stages.stage2.epochs": "default of a bag"}),
+        (4000, 50, {"stages.one-vs-all.batch_size": "4,000 points"}),
+    ],
+)
+def test_a_derived_setting_has_a_reason(n_points, n_labels, expected):
+    why = reasons(EliasConfig(), EliasConfig().resolve(n_points, n_labels), n_points, n_labels)
+
+    assert expected.items() <= why.items()
+
+
+def test_a_given_setting_has_no_reason():
+    changes = {"stages.stage1.epochs": 3, "index.n_clusters": 64, "eval.validation_size": 9}
+    given = EliasConfig().override(changes)
+    resolved = given.resolve(4000, 8484)
+
+    assert not changes.keys() & reasons(given, resolved, 4000, 8484).keys()
+    assert reasons(resolved, resolved, 4000, 8484) == {}
