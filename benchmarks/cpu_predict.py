@@ -1,6 +1,7 @@
 """Measure prediction on a CPU, one text at a time and in batches, with random weights.
 
 python benchmarks/cpu_predict.py --labels 100000 --out RESULTS
+python benchmarks/cpu_predict.py --labels 100000 --save MODEL  # only write the model
 
 The baseline is the same encoder with a product over all L rows of W_L. Reports CPU time of all
 threads as well, because other programs on the machine disturb it less than wall-clock time.
@@ -113,7 +114,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     arguments(parser)
     parser.add_argument("--out", type=Path, help="folder for cpu_predict.json")
+    parser.add_argument("--save", type=Path, help="folder to write the model to, unmeasured")
     given = parser.parse_args()
+    if given.save is not None:
+        rng = np.random.default_rng(0)
+        make_model(given, texts_of(2_000, rng, given.words), rng).save_pretrained(given.save)
+        return
     rows = []
     for row in measure(given):
         rows.append(row)

@@ -42,6 +42,8 @@ def find_pretrained(model: str) -> str:
 def pretrained_pooling(model: str) -> Literal["mean", "cls"]:
     """Return the pooling in the model's files; ``mean`` if they name none, or another one."""
     settings = _read(model, POOLING_FILE)
+    if not settings:
+        return "cls" if _read(model, CONFIG_FILE).get("classifier_pooling") == "cls" else "mean"
     one_key = settings.get("pooling_mode")  # sentence-transformers 5.4 and later
     cls, mean = (settings.get(f"pooling_mode_{key}") for key in ("cls_token", "mean_tokens"))
     return "cls" if one_key == "cls" or (cls and not mean) else "mean"

@@ -114,7 +114,7 @@ class EncoderConfig:
     """Dropout on the embedding φ(x) during training."""
     pooling: Literal["mean", "cls"] | None = None
     """transformer: how token vectors are pooled into one. Derived: as the model's own files say
-    (``1_Pooling`` of sentence-transformers), else ``mean``."""
+    (``1_Pooling`` of sentence-transformers, ``classifier_pooling``), else ``mean``."""
     max_length: int | None = None
     """transformer: maximum number of tokens; longer texts are truncated and counted. Derived: the
     first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes;

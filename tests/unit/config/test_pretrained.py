@@ -41,6 +41,17 @@ def test_pooling_is_that_of_the_models_files(written, pooling, tmp_path):
     assert resolved_encoder(save(tmp_path, BERT, written)).pooling == pooling
 
 
+@pytest.mark.parametrize(
+    ("written", "pooling"), [(None, "cls"), ({"pooling_mode": "mean"}, "mean")]
+)
+def test_without_a_pooling_file_the_pooling_is_that_of_the_models_classifier(
+    written, pooling, tmp_path
+):
+    model = save(tmp_path, BERT | {"classifier_pooling": "cls"}, written)
+
+    assert resolved_encoder(model).pooling == pooling
+
+
 def test_a_given_pooling_wins_over_the_models_files(tmp_path):
     model = save(tmp_path, BERT, {"pooling_mode": "cls"})
 
