@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ from elias.model.batched import embed_all
 from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
 from elias.predictions import Candidates
-from elias.text.vectorizer import word_spans
+from elias.text.vectorizer import word_spans, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,8 +192,8 @@ class RankerTerm:
 
     term: str
     weight: float
-    """w̄_{ℓ,j}·ψ_j(x). The weights of all terms and a bias add up to the margin, in a ranker
-    without embedding."""
+    """w̄_{ℓ,j}·ψ_j(x), for a word with its share of its character n-grams. The weights of all terms
+    and a bias add up to the margin, in a ranker without embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +258,6 @@ MAX_PIECES = 200
 """Maximum number of words, or groups of consecutive words, that are left out of a text."""
 _MAX_CHARACTERS = 2_000_000  # of all variants of a text together
 N_TERMS = 20
-CHARACTER_NGRAMS = "(character n-grams)"
-"""The term that stands for all character n-grams of a text."""
 
 
 def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[WordEffect, ...]]:
@@ -296,12 +296,16 @@ def ranker_terms(
 ) -> list[tuple[RankerTerm, ...]]:
     """Return the ``count`` terms of a text with the largest weights for each label, by size.
 
-    The character n-grams of the text are one term.
+    The weight of a character n-gram is divided among the words in which it occurs.
     """
     featurizer = None if reranker is None else reranker.features.featurizer
     if reranker is None or featurizer is None:
         return [()] * len(labels)
     psi, n_words = reranker.features.transform([text]), len(featurizer.words)
+    in_text = words_of(text, symbols=featurizer.reads_symbols)
+    starts, ids = featurizer.feature_ids([word] for word in in_text)
+    ids_of_words = [ids[start:end] for start, end in pairwise(starts)]
+    n_occurrences = np.bincount(ids, minlength=featurizer.n_features)
     terms: list[tuple[RankerTerm, ...]] = []
     for label in labels:
         if label >= reranker.ranker.n_labels:  # an added label has no weights
@@ -311,13 +315,15 @@ def ranker_terms(
         shared = np.intersect1d(psi.indices, weights.indices, return_indices=True)
         columns, products = shared[0], psi.data[shared[1]] * weights.data[shared[2]]
         n_known = np.searchsorted(columns, n_words)  # columns of character n-grams come last
-        shares = [
-            *zip((featurizer.words[j] for j in columns[:n_known]), products, strict=False),
-            *([(CHARACTER_NGRAMS, products[n_known:].sum())] if n_known < len(columns) else []),
-        ]
-        shares.sort(key=lambda share: -abs(share[1]))
-        best = (RankerTerm(term=term, weight=float(weight)) for term, weight in shares[:count])
-        terms.append(tuple(best))
+        shares: Counter[str] = Counter()
+        for column, product in zip(columns[:n_known], products[:n_known], strict=True):
+            shares[featurizer.words[column]] = float(product)
+        share_of_ngram = np.zeros(featurizer.n_features)
+        share_of_ngram[columns[n_known:]] = products[n_known:] / n_occurrences[columns[n_known:]]
+        for word, ids_of_word in zip(in_text, ids_of_words, strict=True):
+            shares[word] += float(share_of_ngram[ids_of_word].sum())
+        best = sorted(shares.items(), key=lambda share: -abs(share[1]))[:count]
+        terms.append(tuple(RankerTerm(term=term, weight=weight) for term, weight in best if weight))
     return terms
 
 

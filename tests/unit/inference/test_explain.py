@@ -1,18 +1,21 @@
 """Explanations of a model that was not trained: it still has paths."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
 from elias import Elias, EliasConfig
-from elias.config import EncoderConfig, IndexConfig
+from elias.config import EncoderConfig, IndexConfig, RerankConfig
 from elias.errors import DataError
 from elias.inference import explain
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
+from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker
 from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "blue cod", "red tape"]
@@ -148,3 +151,22 @@ def test_a_text_without_words_has_no_effects():
 def test_words_of_features_are_refused():
     with pytest.raises(DataError, match=r"^the effect of words needs texts"):
         make(features=True).explain(csr_matrix((1, 5)), words=True)
+
+
+def test_the_weight_of_a_character_ngram_is_divided_among_its_words():
+    texts = ["fishing fish", "fisher", "wine", "winery"]
+    config = RerankConfig(word_ngrams=0, char_ngrams=(3, 3))
+    features = RankerFeatures.fit(texts, config)
+    ngrams = features.featurizer.ngrams
+    places = [0, 0], [ngrams.index("<fi"), ngrams.index("sh>")]
+    weights = csr_matrix((np.float32([4, 2]), places), shape=(1, len(ngrams)))
+    ranker = SparseRanker(weights, np.zeros(1, np.float32), 0)
+    psi = features.transform(["fishing fish"]).toarray()[0]
+
+    reranker = SimpleNamespace(features=features, ranker=ranker)
+    (terms,) = explain.ranker_terms(reranker, "fishing fish", [0])
+
+    start, end = 4 * psi[ngrams.index("<fi")], 2 * psi[ngrams.index("sh>")]
+    assert {one.term: one.weight for one in terms} == pytest.approx(
+        {"fish": start / 2 + end, "fishing": start / 2}
+    )
