@@ -138,7 +138,7 @@ def _index_rows(index: ResolvedIndex, reasons: Mapping[str, str]) -> list[tuple[
     if index.kind == "all":
         storage = ", stored in bfloat16" if index.label_storage == "compact" else ""
         scored = _because(f"none, every label is scored{storage}", why["kind"])
-        return [("index", f"{scored}; index.kind=graph searches")]
+        return [("index", f"{scored}; index.kind=graph learns one")]
     shortlist = _because(f"{index.shortlist_size:,}", why["shortlist_size"])
     if index.train_shortlist != index.shortlist_size:
         shortlist += f"; {index.train_shortlist:,} while training"

@@ -181,6 +181,8 @@ def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]
     title = console.one_line(" | ".join(map(str, columns.values()))) or "(an empty text)"
     width = shutil.get_terminal_size().columns
     lines = [title if len(title) <= width else f"{title[: width - 1]}…"]
+    if any(label.get("probability") is None for label in labels):
+        lines.append(f"{'score':>6}  label")  # it may look like a probability
     for label in labels:
         share = console.likelihood(label.get("probability"), label["score"])
         lines.append(f"{share:>6}  {console.one_line(label['label'])}")

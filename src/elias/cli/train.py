@@ -210,7 +210,8 @@ def _show_estimate(estimate: DryRun) -> None:
 
     rows: list[tuple[str, Any]] = []
     for title, parts in (("GPU", estimate.memory.on_device), ("host", estimate.memory.on_host)):
-        rows += [(f"{title}: {name}", gib(size)) for name, size in parts.items() if size]
+        shown = {name: gib(size) for name, size in parts.items()}
+        rows += [(f"{title}: {name}", size) for name, size in shown.items() if size != "0 MiB"]
     for fit in estimate.fits:
         room = f"{gib(fit.needed)} of {gib(fit.capacity.total)}, {gib(fit.capacity.free)} free"
         processes = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
@@ -219,6 +220,7 @@ def _show_estimate(estimate: DryRun) -> None:
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     if estimate.total_seconds:
         rows.append(("all epochs, at most", duration(estimate.total_seconds)))
+        rows.append(("not in this time", "set-up, compilation, validation, ranker and tests"))
     console.show(console.grid(rows))
     if estimate.remedies:
         problem = "the run does not fit"

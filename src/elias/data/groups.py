@@ -110,8 +110,12 @@ def training_groups(corpus: Corpus) -> Ids | None:
         groups = first_members(np.asarray(train.groups))
     elif corpus.reading.get("group") == NEAR_DUPLICATES and train.texts is not None:
         keys = text_keys(train.texts)
+        common = _common_keys(keys)
+        _tell_apart(keys, train.texts, common)
         if corpus.test is not None and corpus.test.texts is not None:
-            share = repeats(text_keys(corpus.test.texts), keys) / len(corpus.test)
+            test_keys = text_keys(corpus.test.texts)
+            _tell_apart(test_keys, corpus.test.texts, common)
+            share = repeats(test_keys, keys) / len(corpus.test)
             if share > count_groups(keys)[1] / len(keys) / 2:
                 logger.info(
                     "near-duplicates are not kept together when points are held out, because "
@@ -120,11 +124,6 @@ def training_groups(corpus: Corpus) -> Ids | None:
                 )
                 return None
         groups = first_members(keys)
-        sizes = np.bincount(groups, minlength=len(groups))
-        large = sizes[groups] > max(min(8, len(train) // 2), len(train) // 20)
-        if large.any():
-            keys[large] = [hash(text.strip()) for text in compress(train.texts, large)]
-            groups = first_members(keys)
     else:
         return None
     if (groups == np.arange(len(groups))).all():
@@ -133,3 +132,16 @@ def training_groups(corpus: Corpus) -> Ids | None:
         logger.warning("all %d points are one group, so points are split at random", len(groups))
         return None
     return groups
+
+
+def _common_keys(keys: Ids) -> Ids:
+    """Return the keys that too many points share to be near-duplicates of each other."""
+    unique, sizes = np.unique(keys[keys != ALONE], return_counts=True)
+    return unique[sizes > max(min(8, len(keys) // 2), len(keys) // 20)]
+
+
+def _tell_apart(keys: Ids, texts: Sequence[str], common: Ids) -> None:
+    """Give texts with one of the ``common`` keys a key that only identical texts share."""
+    is_common = np.isin(keys, common)
+    if is_common.any():
+        keys[is_common] = [hash(text.strip()) for text in compress(texts, is_common)]

@@ -268,7 +268,7 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     order = np.random.default_rng(seed).permutation(n_points)
     groups = training_groups(corpus)
     train, test = _draw(order, count, groups)
-    note = f"{len(test)} of {n_points} points set aside at random (seed {seed})"
+    note = f"{len(test):,} of {n_points:,} points set aside at random (seed {seed})"
     if groups is not None:
         n_groups = int((np.bincount(groups) > 1).sum())
         note += f", groups kept together: {n_groups}"

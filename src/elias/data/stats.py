@@ -27,7 +27,7 @@ _TEXT_COUNTS = (
 )
 _WORD = re.compile(r"\w+")
 _NOTICEABLE = 0.05  # share of points from which a hint is given
-_FEW_LABELS = 20  # with fewer labels, it says little that most occur once
+_FEW_LABELS = 20  # with fewer labels of one word, it says little that most occur once
 _LONG_NAME = 12  # words
 
 
@@ -151,7 +151,8 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
         hints.append(f"no header line? the text column is called {column[:40]!r} (header=False)")
     n_once = stats.labels_with_one_training_point
     is_single = train.pairs + train.points_without_labels == train.points
-    if stats.labels >= _FEW_LABELS and is_single and n_once > stats.labels / 2:
+    says_much = stats.labels >= _FEW_LABELS or any(" " in name for name in corpus.label_names)
+    if says_much and is_single and n_once > stats.labels / 2:
         hints.append("one label per text, and most occur once: several in a cell? (separator=)")
     if np.mean([len(name.split()) for name in corpus.label_names[:1000]]) > _LONG_NAME:
         hints.append("labels are long texts: is it the right column? (labels=)")

@@ -1,4 +1,4 @@
-from elias.cli.predict import chunks, parse_labels
+from elias.cli.predict import _print_table, chunks, parse_labels
 
 
 def test_a_label_with_a_number_for_its_name_is_meant_by_name():
@@ -12,3 +12,15 @@ def test_no_labels_given_means_no_limit():
 
 def test_chunks_hold_all_items_in_order():
     assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
+    fish, law = {"label": "fish", "score": 0.441}, {"label": "law", "score": 0.2}
+
+    _print_table({"text": "cod"}, [fish, law])
+    _print_table({"text": "cod"}, [fish | {"probability": 0.86}])
+
+    assert capsys.readouterr().out.splitlines() == [
+        *("cod", " score  label", " 0.441  fish", " 0.200  law", ""),
+        *("cod", "   86%  fish", ""),
+    ]

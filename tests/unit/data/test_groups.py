@@ -92,6 +92,17 @@ def test_many_texts_that_differ_by_their_numbers_are_no_duplicates():
     assert groups.tolist() == [*range(110), 103, 0]
 
 
+def test_test_texts_that_differ_by_their_numbers_from_training_texts_are_no_duplicates(caplog):
+    texts = [*(f"item {i}" for i in range(20)), *WORDS, "AA"]
+    test = corpus_of([f"item {i}" for i in range(20, 30)]).train
+
+    with caplog.at_level(logging.INFO):
+        groups = training_groups(corpus_of(texts).with_splits(test=test))
+
+    assert groups.tolist() == [*range(120), 20]
+    assert not caplog.records
+
+
 def test_one_group_of_all_points_is_split_at_random(caplog):
     with caplog.at_level(logging.WARNING):
         assert training_groups(corpus_of(["same"] * 5)) is None

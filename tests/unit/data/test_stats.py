@@ -168,5 +168,13 @@ def test_data_that_nothing_can_be_learned_from_gets_a_hint(tmp_path):
     assert any("texts are the same" in hint for hint in hints)
 
 
+def test_cells_of_several_words_in_a_tiny_file_get_a_hint(tmp_path):
+    several = hints_of(tmp_path / "a.csv", "text,tags\na,python pandas\nb,sql\nc,numpy\n")
+    one = hints_of(tmp_path / "b.csv", "text,tags\na,python\nb,sql\nc,numpy\n")
+
+    assert several == ["one label per text, and most occur once: several in a cell? (separator=)"]
+    assert one == []
+
+
 def test_a_plain_corpus_gets_no_hint(tmp_path):
     assert hints_of(tmp_path / "a.csv", "text,labels\ncod,fish|law\nwine,law\n") == []
