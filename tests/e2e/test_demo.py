@@ -1,11 +1,14 @@
 """The demo, on a small generated corpus."""
 
 import json
+import shlex
 import shutil
 
+import httpx
 import pytest
 
 from e2e.commands import elias
+from e2e.servers import Process
 from elias.cli import demo as demo_command
 from elias.config import EliasConfig
 
@@ -97,3 +100,23 @@ def test_a_demo_does_not_replace_another_run(folder, monkeypatch):
     assert "holds a finished run" in refused.err
     assert replaced.code == 0
     assert config["seed"] == 5
+
+
+def test_the_commands_that_the_demo_suggests_work_as_they_are(first):
+    lines = first[1].out.partition("Commands to try next:\n")[2].splitlines()
+    tried = []
+    for line in lines:
+        *echo, command = line.strip().split(" | ")
+        program, name, *words = shlex.split(command)
+        tried.append((program, name))
+        if name == "serve":
+            with Process(*words, "--port", "0") as server:
+                server.wait_until_ready()
+                assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        else:
+            texts = " ".join(shlex.split(echo[0])[1:]) if echo else ""
+            result = elias(name, *words, stdin=f"{texts}\n".encode())
+            assert (result.code, bool(result.out)) == (0, True), result.err
+
+    names = ["predict", "explain", "serve", "evaluate", "report", "info"]
+    assert tried == [("elias", name) for name in names]

@@ -34,11 +34,13 @@ GUESSED = {
     "no header": b"a cod in the sea\t27\tx1\n'so what'\t3,27\tx2\nred wine is good\t27\tx3\n",
     "indicators": b"id,title,plot,fish,law\n1,cod,the sea,1,0\n2,wine,is good,0,1\n",
     "brackets": b"text,tags\nred wine,<drink><law>\ncod,<fish>\n",
+    "hashes": b"text,tags\nred wine,#drink #law\ncod,#fish\n",
+    "slashes": b"text,tags\na,x / y\nb,x\nc,z / y\nd,z\ne,y\nf,z / x\n",
     "spaces": b"text,tags\na,x y\nb,x\nc,z y\nd,z\ne,y\nf,z x\n",
     "objects": b'title\tgenres\nHeat\t[{"id": 28, "name": "Action"}]\nCod\t[]\n',
 }
 """Files whose layout is recognised by content."""
-KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc", *GUESSED)
+KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc", "excel", *GUESSED)
 
 
 @st.composite
@@ -68,11 +70,22 @@ def refused_or_done(work):
     assert len(message) < 1500
 
 
+def excel_file(rows):
+    """Return the bytes of an Excel file."""
+    book, buffer = pytest.importorskip("openpyxl").Workbook(), io.BytesIO()
+    for row in rows:
+        book.active.append(row)
+    book.save(buffer)
+    return buffer.getvalue()
+
+
 @cache
 def files_of(kind):
     """Return the files of a small corpus in a format, by name."""
     if kind in GUESSED:
         return {"file": GUESSED[kind]}
+    if kind == "excel":
+        return {"file": excel_file([["text", "tags"], ["red wine", "drink|law"], ["cod", "fish"]])}
     labels = csr_matrix(np.array([[1, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=np.float32))
     split = Split(labels=labels, texts=["cod quota", "red, wine", "sea\n"], features=labels)
     corpus = Corpus(train=split, test=split, label_names=["fish", "drink; all", "law"])
