@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 RECALL_KS = (10, 20, 100)
+_MIN_FOR_DECILES = 100  # labels
 _N_GROUPS = 10  # shown
 _NOTICEABLE = 0.05  # share of training texts from which a warning is printed
 
@@ -139,7 +140,7 @@ def evaluate(
             "--threshold a score, or add probabilities to the model with elias calibrate"
         )
     _print_details(thresholds, near, weakest)
-    if frequencies is not None:
+    if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
         k = RECALL_KS[-1]
         shares = measures.recall_by_decile(predictions, truth, frequencies, k=k)
         title = f"contribution of each label decile to R@{k}, most frequent labels first:"
