@@ -78,9 +78,9 @@ def movies_file():
 
 def emotions_file():
     lines = []
-    for i, _, description, topics in stories():
+    for i, title, description, topics in stories():
         ids = ",".join(str(NAMES.index(topic)) for topic in topics)
-        lines.append(f"{description}\t{ids}\ted{i:03x}q{i % 7}j\n")
+        lines.append(f"{title}! {description}\t{ids}\ted{i:03x}q{i % 7}j\n")
     return "".join(lines)
 
 
