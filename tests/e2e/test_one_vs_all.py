@@ -150,5 +150,9 @@ def test_a_label_that_no_path_leads_to_is_explained_by_its_classifier(run, corpu
     assert label["paths"] == []
     assert label["n_paths"] == 0
     assert label["p"] == pytest.approx(label["classifier_score"])
+    table = elias("explain", run, "some text", "-k", 1)
+    assert table.code == 0, table.err
+    assert "cluster" not in table.out + table.err
+    assert table.out.splitlines()[4].split()[-2:] == ["1.", label["label"]]
     assert reported.code == 0, reported.err
     assert "it scores every label" in (tmp_path / "report.html").read_text(encoding="utf8")

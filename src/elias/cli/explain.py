@@ -26,6 +26,7 @@ LEGEND = (
     "p = classifier · path, and path = cluster · edge on the best path (▸) to the label.\n"
     "A cluster is described by its strongest labels."
 )
+LEGEND_WITHOUT_INDEX = "p is the score of the label's classifier."
 RANKER_SCORE = "score = p · ranker."
 SCORES = {"sum": "score = T + p · ranker", "blend": "score = 0.3·T + 0.7·p · ranker"}
 CALIBRATED = ", where T is the calibration of p and ranker."
@@ -102,7 +103,8 @@ def _legend(model: elias.Elias, member: int) -> str:
             calibrated = CALIBRATED if reranker.by_name is None else CALIBRATED_WITH_NAMES
             formula = SCORES[reranker.mixture] + calibrated
         lines.append(("the member's " if model.others else "") + formula)
-    return "\n".join([*lines, LEGEND])
+    has_index = model.members[member].config.index.kind != "all"
+    return "\n".join([*lines, LEGEND if has_index else LEGEND_WITHOUT_INDEX])
 
 
 def _label_table(explanation: elias.Explanation) -> Table:
@@ -119,11 +121,12 @@ def _label_table(explanation: elias.Explanation) -> Table:
         if any(getattr(label, name) is not None for label in labels)
     }
     main = ["prob" if known else "score", *extra] if known or extra else []
-    header = [*main, "p", "classifier", "path", "cluster", "edge"]
+    has_paths = any(label.paths for label in labels)
+    header = [*main, "p", *(["classifier", "path", "cluster", "edge"] if has_paths else [])]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in header:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("label and clusters")
+    table.add_column("label and clusters" if has_paths else "label")
 
     def add(numbers: Sequence[float | None], title: str, style: str = "") -> None:
         cells = [*[""] * (len(header) - len(numbers)), *map(_number, numbers)]
@@ -134,6 +137,7 @@ def _label_table(explanation: elias.Explanation) -> Table:
         strength = label.probability if known else label.score
         scores = [strength, *(getattr(label, name) for name in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
+        factors = factors if has_paths else factors[:1]
         add([*scores, *factors] if main else factors, f"{rank}. {_title(label)}", "bold")
         for path in label.paths:
             title = f"  {'▸' if path.won else ' '} {path.cluster}: "
@@ -159,13 +163,15 @@ def _word_lines(explanation: elias.Explanation) -> list[RenderableType]:
         words = sorted(label.words, key=lambda word: -abs(word.effect))
         strong = [word for word in words if abs(word.effect) > 0.05 * abs(words[0].effect)]
         rows: dict[str, list[str]] = {"for": [], "against": []}
+        now = console.likelihood(label.probability, label.score)
         for word in strong:
             without = console.likelihood(word.probability, label.score - word.effect)
+            if without == now:
+                continue
             shown = f"{console.one_line(text[word.start : word.end])} ({without} without it)"
             rows["for" if word.effect > 0 else "against"].append(shown)
         rows["in the ranker"] = [f"{one.term} {one.weight:+.2f}" for one in label.terms]
         if any(rows.values()):
-            now = console.likelihood(label.probability, label.score)
             title = escape_controls(f"{label.label} ({now})")
             lines += ["", Text(title, style="bold")]
         for name, shown_words in rows.items():

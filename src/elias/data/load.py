@@ -193,12 +193,12 @@ def load_corpus(
         }
         reading = {name: value for name, value in settings.items() if value is not None}
         corpus = replace(corpus, reading=reading)
-        if wanted is not None:
-            corpus = hold_out_test(corpus, wanted, seed)
-            _check_training_labels(corpus)
         roles = [f"{role}: {note}" for role, note in corpus.notes.items() if role in _ROLES]
         described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
         logger.info("%s: %s", path, described)
+        if wanted is not None:
+            corpus = hold_out_test(corpus, wanted, seed)
+            _check_training_labels(corpus)
     if is_path:
         return corpus
     if is_lists:
