@@ -11,7 +11,7 @@ import pytest
 from playwright import sync_api as playwright
 
 from e2e.servers import live
-from elias import Elias
+from elias import Elias, train
 from elias.serve.settings import Limits
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -358,3 +358,19 @@ def test_an_added_label_is_predicted_and_explained(browser, run, tmp_path):
 
         expect(page.locator("#panel")).to_contain_text("was added without training")
         expect(page.locator("#panel a[href='http://example.org/1']")).to_be_visible()
+
+
+def test_a_model_without_an_index_is_explained_without_clusters(browser, tmp_path):
+    texts, labels = ["red cod", "white wine"] * 8, [["fish"], ["drink"]] * 8
+    train(texts=texts, labels=labels, out=tmp_path / "run", device="cpu")
+
+    with live(tmp_path / "run") as served, opened(browser, served.url) as page:
+        expect(page.locator("#about")).to_contain_text("2 labels")
+        expect(page.locator("#about")).not_to_contain_text("cluster")
+        typed(page, "a red cod")
+        page.locator(ROWS).first.click()
+
+        expect(page.locator("#panel")).to_contain_text(
+            "the classifier of the label scores the text"
+        )
+        expect(page.locator("#panel svg")).to_have_count(0)

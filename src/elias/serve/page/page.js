@@ -270,8 +270,8 @@ async function start() {
     state.info = info;
     clearError();
     const members = info.n_members > 1 ? ` · ${info.n_members} members` : "";
-    byId("about").textContent =
-      `${info.model} · ${count(info.n_labels)} labels in ${count(info.n_clusters)} clusters${members}`;
+    const clusters = info.n_clusters > 1 ? ` in ${count(info.n_clusters)} clusters` : "";
+    byId("about").textContent = `${info.model} · ${count(info.n_labels)} labels${clusters}${members}`;
     document.title = `${info.model} · ELIAS`;
     if (info.decisions) byId("threshold").value = info.decisions.f1;
     showLabels();

@@ -115,22 +115,28 @@ export async function why(text, id, nMembers, signal) {
   const graphBox = h("div", { class: "graph" });
   const wordBox = h("div");
   const hidden = label.n_paths - label.paths.length;
-  const about = label.added ? "This label has no training texts, or was added without training. It was found by its name and "
-    + "text: how near they are to yours, and how much of the name occurs in it." : "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
+  const hasPaths = label.n_paths > 0;
+  let about = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
+  if (label.added) {
+    about = "This label has no training texts, or was added without training. It was found by its name and "
+      + "text: how near they are to yours, and how much of the name occurs in it.";
+  } else if (!hasPaths) {
+    about = "No path through clusters leads to this label: the classifier of the label scores the text. Scores range from 0 to 1.";
+  }
   panel(
     heading(label.label),
     uri(label),
     h("p", { class: "soft" }, about),
-    label.added ? null : graphBox,
+    hasPaths ? graphBox : null,
     wordBox,
     h("h3", {}, "Factors of the score"),
-    factors(label.added ? { ...label, path_score: null } : label),
+    factors(hasPaths ? label : { ...label, path_score: null }),
     nMembers > 1
       ? h("p", { class: "soft" },
         `Explained by member ${explanation.member + 1} of ${nMembers}; the ranking uses the mean of all members.`)
       : null,
-    label.added ? null : h("h3", {}, "Clusters on the paths"),
+    hasPaths ? h("h3", {}, "Clusters on the paths") : null,
     h("ol", {}, label.paths.map((path) => row({
       title: (clusters.get(path.cluster) ?? []).slice(0, 3).join(" · "),
       score: number(path.score),
@@ -139,10 +145,11 @@ export async function why(text, id, nMembers, signal) {
       href: hrefs.cluster(path.cluster, explanation.member),
     }))),
     hidden > 0 ? h("p", { class: "soft more" }, `and ${hidden} more`) : null,
-    label.added ? null
-      : h("p", { class: "more" }, h("a", { href: hrefs.label(id, explanation.member) }, "All clusters of this label")),
+    hasPaths
+      ? h("p", { class: "more" }, h("a", { href: hrefs.label(id, explanation.member) }, "All clusters of this label"))
+      : null,
   );
-  if (!label.added) redraw = () => {
+  if (hasPaths) redraw = () => {
     const width = Math.max(280, graphBox.clientWidth - 20);
     graphBox.replaceChildren(graph(width, label, clusters, (c) => hrefs.cluster(c, explanation.member)));
   };
