@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -315,7 +315,7 @@ def ranker_terms(
         shared = np.intersect1d(psi.indices, weights.indices, return_indices=True)
         columns, products = shared[0], psi.data[shared[1]] * weights.data[shared[2]]
         n_known = np.searchsorted(columns, n_words)  # columns of character n-grams come last
-        shares: Counter[str] = Counter()
+        shares: defaultdict[str, float] = defaultdict(float)
         for column, product in zip(columns[:n_known], products[:n_known], strict=True):
             shares[featurizer.words[column]] = float(product)
         share_of_ngram = np.zeros(featurizer.n_features)
