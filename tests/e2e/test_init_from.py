@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix, hstack
 
-from elias import Elias, EliasConfig, train
+from elias import Corpus, Elias, EliasConfig, LabelTable, train
+from elias.config import IndexConfig, StageConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError
-from elias.training.train import starting_config
+from elias.training.train import CONTINUED_EPOCHS, starting_config
 
 CHANGES = {
     "encoder.dim": 16,
@@ -90,11 +93,17 @@ def test_the_classifiers_of_the_same_labels_are_kept(corpus, model):
     assert torch.equal(weights(again)["labels.weight"], weights(model)["labels.weight"])
 
 
-def test_only_the_encoder_of_a_model_with_other_labels_is_used(model):
+@pytest.fixture(scope="module")
+def unrelated():
+    """A corpus that has no label of the model."""
     other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
+    return replace(other, label_names=[f"another {name}" for name in other.label_names])
+
+
+def test_only_the_encoder_of_a_model_with_other_labels_is_used(model, unrelated):
     stages = tuple(replace(still(stage), keep_encoder=True) for stage in CONFIG.stages)
 
-    new = train(other, replace(CONFIG, stages=stages), device="cpu", init_from=model)
+    new = train(unrelated, replace(CONFIG, stages=stages), device="cpu", init_from=model)
 
     before, after = weights(model), weights(new)
     encoder = [name for name in before if name.startswith("encoder.")]
@@ -103,11 +112,82 @@ def test_only_the_encoder_of_a_model_with_other_labels_is_used(model):
     assert all(torch.equal(before[name], after[name]) for name in encoder)
 
 
-def test_with_other_labels_the_graph_is_not_reused(model):
-    other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
-
+def test_with_other_labels_the_graph_is_not_reused(model, unrelated):
     with pytest.raises(ConfigError, match="learn_graph"):
-        train(other, only_stage2(CONFIG.stages[1]), device="cpu", init_from=model)
+        train(unrelated, only_stage2(CONFIG.stages[1]), device="cpu", init_from=model)
+
+
+def with_new_labels(corpus):
+    """The corpus without its first 10 labels, with the others reversed, and with 2 new labels."""
+    extra = csr_matrix(np.eye(2, dtype=np.float32)[np.arange(len(corpus.train)) % 2])
+    splits = {}
+    for name, split in corpus.splits.items():
+        labels = hstack([split.labels[:, :9:-1], extra[: len(split)]], format="csr")
+        splits[name] = replace(split, labels=labels)
+    names = [*corpus.label_names[:9:-1], "even", "odd"]
+    return replace(corpus.with_splits(**splits), label_names=names)
+
+
+@pytest.mark.parametrize("kind", ["graph", "all"])
+def test_labels_are_matched_and_new_ones_are_added(corpus, model, kind):
+    first, stages = model, CONFIG.stages
+    if kind == "all":
+        stages = (StageConfig(name="one-vs-all", epochs=1),)
+        index = IndexConfig(kind="all")
+        first = train(corpus, replace(CONFIG, index=index, stages=stages), device="cpu")
+    config = replace(CONFIG, stages=tuple(map(still, stages)))
+
+    more = train(with_new_labels(corpus), config, device="cpu", init_from=first)
+
+    assert list(more.label_names) == [*corpus.label_names, "even", "odd"]
+    before, after = weights(first), weights(more)
+    assert torch.equal(after["labels.weight"][:-2], before["labels.weight"])
+    assert after["labels.weight"][-2:].abs().sum(dim=1).min() > 0
+    assert more.added is None  # labels of the earlier training are not scored by their names
+    if kind == "graph":
+        n_slots = before["graph.edge_labels"].shape[1]
+        old, new = after["graph.edge_labels"].tensor_split([n_slots], dim=1)
+        padded = before["graph.edge_labels"].clone()
+        padded[padded == 60] = 62
+        assert torch.equal(old, padded)
+        assert torch.equal(after["graph.edge_logits"][:, :n_slots], before["graph.edge_logits"])
+        assert {60, 61} <= {*new.flatten().tolist()} <= {60, 61, 62}
+
+
+def test_old_and_new_labels_are_predicted(corpus, tmp_path):
+    config = CONFIG.override({"stages.stage2.epochs": 3, "rerank.enabled": True})
+    first = train(corpus, config, device="cpu")
+    new = with_new_labels(corpus)
+
+    train(new, config, device="cpu", init_from=first, out=tmp_path / "run")
+
+    more = Elias.from_pretrained(tmp_path / "run", device="cpu")
+    ids = more.predict(corpus.train.texts, top_k=10).ids
+    assert np.isin([60, 61], ids).all()
+    assert np.isin(ids, np.arange(10)).any()  # no new point has these
+    frequencies = more.reranker.frequencies
+    assert (frequencies[:10] == first.reranker.frequencies[:10]).all()
+    assert frequencies[60:].min() > 0
+
+
+def test_labels_are_matched_by_id(corpus):
+    names = tuple(corpus.label_names)
+    with_ids = replace(corpus, label_names=LabelTable(names, ids=tuple(map(str, range(60)))))
+    first = train(with_ids, CONFIG, device="cpu")
+    renamed = LabelTable(("new name", "new"), ids=("7", "new id"))
+    labels = csr_matrix(np.eye(2, dtype=np.float32)[np.arange(400) % 2])
+    data = Corpus(train=replace(corpus.train, labels=labels), label_names=renamed)
+
+    more = train(data, CONFIG, device="cpu", init_from=first)
+
+    assert list(more.label_names) == [*names, "new"]
+
+
+def test_fewer_epochs_and_the_index_of_the_model_are_the_defaults(corpus, model):
+    config = starting_config(EliasConfig(), corpus, model)
+
+    assert [stage.epochs for stage in config.stages] == [CONTINUED_EPOCHS] * 2
+    assert config.index == model.config.index
 
 
 def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
@@ -124,10 +204,10 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
 
 
 @pytest.mark.parametrize(("changes", "message"), [({}, False), ({"encoder.dim": 32}, True)])
-def test_unused_encoder_settings_are_reported(model, caplog, changes, message):
+def test_unused_encoder_settings_are_reported(corpus, model, caplog, changes, message):
     caplog.set_level("INFO", logger="elias")
 
-    config = starting_config(CONFIG.override(changes), model)
+    config = starting_config(CONFIG.override(changes), corpus, model)
 
     assert config.encoder == model.config.encoder
     assert ("using the encoder and the encoder settings" in caplog.text) is message

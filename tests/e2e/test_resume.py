@@ -266,6 +266,18 @@ def test_a_run_resumes_only_with_the_same_initial_model(corpus, finished, tmp_pa
     assert content(out) == content(whole)
 
 
+def test_a_run_with_new_labels_resumes(corpus, finished, tmp_path):
+    start = Elias.from_pretrained(finished(SMALL), device="cpu")
+    start = start.remove_labels([2, 5])
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    train(corpus, SMALL, out=whole, device="cpu", init_from=start)
+
+    stop(SMALL, corpus, out, 7, init_from=start)
+    train(corpus, SMALL, out=out, device="cpu", init_from=start)
+
+    assert content(out) == content(whole)
+
+
 def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
     refused = []
 

@@ -79,7 +79,7 @@ def train(
 
     from elias.data.corpus import resolve_config
     from elias.kernels.device import pick_device
-    from elias.training.train import check_plan, starting_config, train_resolved
+    from elias.training.train import check_plan, starting_config, starting_corpus, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
@@ -93,7 +93,8 @@ def train(
         corpus = world.rank0_first(
             lambda: reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
         )
-        config = starting_config(config, start)
+        corpus = starting_corpus(corpus, start)
+        config = starting_config(config, corpus, start)
         resolved = resolve_config(config, corpus)
         show_plan(config, resolved, corpus)
         if start is None and corpus.train.texts is not None and target_device.type == "cuda":

@@ -226,11 +226,33 @@ class Corpus:
         Raises:
             DataError: If the labels cannot be matched, or if the model knows none of them.
         """
+        aligned, source = self.join_labels(names), self.source or "corpus"
+        new = aligned.label_names[len(names) :]
+        if len(new) == self.n_labels:
+            raise DataError(
+                f"{source}: none of its {len(new)} labels, such as {new[0]!r}, is one of the "
+                f"model's {len(names)} labels, such as {names[0]!r}; evaluate on the corpus that "
+                "the model was trained on"
+            )
+        if new:
+            logger.warning(
+                "%s: the model does not know %d of the %d labels, such as %r; they count as missed",
+                *(source, len(new), self.n_labels, new[0]),
+            )
+        splits = {name: _known_filters(s, len(names)) for name, s in aligned.splits.items()}
+        return aligned.with_splits(**splits) if new else aligned
+
+    def join_labels(self, names: Sequence[str]) -> Corpus:
+        """Return the corpus over the labels of a model, followed by its own other labels.
+
+        Labels are matched by id or name, see `align_labels`.
+
+        Raises:
+            DataError: If the labels cannot be matched.
+        """
         own_names = list(self.label_names)
         if own_names == list(names):
             return self
-        source = self.source or "corpus"
-        remedy = "evaluate on the corpus that the model was trained on"
         table = LabelTable.of(names)
         matches = table.match(self.label_names)
         if len({*matches} - {None}) < len(matches) - matches.count(None) or (
@@ -238,25 +260,15 @@ class Corpus:
         ):
             difference = _first_difference(own_names, names)
             raise DataError(
-                f"{source}: {difference}; repeated label names cannot be matched; {remedy}"
+                f"{self.source or 'corpus'}: {difference}; repeated label names cannot be matched; "
+                "give the labels ids, or use the corpus that the model was trained on"
             )
         unknown = [label for label, match in enumerate(matches) if match is None]
-        if len(unknown) == len(own_names):
-            raise DataError(
-                f"{source}: none of its {len(own_names)} labels, such as {own_names[0]!r}, is "
-                f"one of the model's {len(names)} labels, such as {names[0]!r}; {remedy}"
-            )
-        if unknown:
-            logger.warning(
-                "%s: the model does not know %d of the %d labels, such as %r; they count as missed",
-                *(source, len(unknown), len(own_names), own_names[unknown[0]]),
-            )
         new_ids = np.array([-1 if match is None else match for match in matches], dtype=np.int64)
         new_ids[unknown] = np.arange(len(names), len(names) + len(unknown))
         n_labels = len(names) + len(unknown)
         splits: dict[str, Split | None] = {
-            name: _renumber(split, new_ids, len(names), n_labels)
-            for name, split in self.splits.items()
+            name: _renumber(split, new_ids, n_labels) for name, split in self.splits.items()
         }
         all_names: Sequence[str] = [*names, *(own_names[label] for label in unknown)]
         if isinstance(names, LabelTable):
@@ -283,7 +295,7 @@ def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> s
     return f"label {label} is {own!r}, but in the model it is {other!r}"
 
 
-def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: int) -> Split:
+def _renumber(split: Split, new_ids: NDArray[np.int64], n_labels: int) -> Split:
     old = split.labels
     # copy the values, because sorting permutes them in place
     entries = (old.data.copy(), new_ids[old.indices], old.indptr)
@@ -292,8 +304,14 @@ def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: 
     filters = split.filters
     if filters is not None:
         filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
-        filters = filters[filters[:, 1] < n_known]  # the model never predicts the others
     return replace(split, labels=labels, filters=filters)
+
+
+def _known_filters(split: Split, n_known: int) -> Split:
+    """Return the split without filters of labels that the model does not know."""
+    if split.filters is None:
+        return split
+    return replace(split, filters=split.filters[split.filters[:, 1] < n_known])
 
 
 def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:

@@ -14,6 +14,7 @@ import numpy as np
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS, training_groups
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError
+from elias.labels import LabelTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -304,8 +305,8 @@ def restore_splits(
     expected = {"train", "test"} if "test" in recorded else {"train"}
     if set(recorded) != expected or recorded_size(metadata) != len(corpus.train):
         return None
-    if list(corpus.label_names) != list(label_names[: corpus.n_labels]):  # others were added later
-        return None
+    if None in LabelTable.of(label_names).match(corpus.label_names):
+        return None  # the model may have more labels, and in another order
     settings = metadata.get(DATA_SETTINGS, {})
     cut = repeat_hold_out(corpus, metadata)
     stats = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))

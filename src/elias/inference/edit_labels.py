@@ -76,20 +76,20 @@ def add_labels(
     return _each_member(elias, add)
 
 
-def unseen_labels(elias: Elias, counts: NDArray[np.int64]) -> AddedLabels | None:
+def unseen_labels(elias: Elias, seen: NDArray[np.bool_]) -> AddedLabels | None:
     """Return the labels without training points as added labels, or None if there are none.
 
     They keep their places in the index. Names without a letter are ignored.
 
     Args:
         elias: A model that was just trained.
-        counts: (L,) number of training points of each label.
+        seen: (L,) mask of the labels with training points.
     """
     table = elias.label_table
-    labels = [label for label in np.flatnonzero(counts == 0).tolist() if is_word(table[label])]
+    labels = [label for label in np.flatnonzero(~seen).tolist() if is_word(table[label])]
     if elias.model.encoder.reads_features or not labels:
         return None
-    parts = label_vectors(elias.model, table, table.take(labels), seen=counts > 0)
+    parts = label_vectors(elias.model, table, table.take(labels), seen=seen)
     added = AddedLabels(np.array(labels), *parts)
     return added.named(table, elias.model, elias.reranker)
 

@@ -133,6 +133,7 @@ class Reranker:
         every_label: bool = False,
         refit: bool = False,
         seed: int = 0,
+        earlier: Reranker | None = None,
     ) -> Reranker:
         """Train the ranker, and fit the calibrations without and with names on held-out points.
 
@@ -150,14 +151,25 @@ class Reranker:
             refit: At the end, train the ranker on the held-out points too, if they were enough for
                 `cross_fitted`, whose rankers have not seen them.
             seed: Seed of the order in which the ranker visits points.
+            earlier: The reranker of an earlier training with the same ``features``, to go on from.
+                Its labels are the first ones. The larger number of points of a label counts.
         """
         min_weight = MIN_WEIGHT
         if every_label:
             min_weight = FEW_MIN_WEIGHT
             config = replace(config, cost=config.cost or FEW_LABELS_COST)
-        fit_ranker = partial(SparseRanker.fit, config=config, min_weight=min_weight, seed=seed)
+        fit_ranker = partial(
+            SparseRanker.fit,
+            config=config,
+            min_weight=min_weight,
+            seed=seed,
+            earlier=None if earlier is None else earlier.ranker,
+        )
         ranker = fit_ranker(psi, train.embedding, train.ids, labels)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
+        if earlier is not None:
+            known = frequencies[: len(earlier.frequencies)]
+            np.maximum(known, earlier.frequencies, out=known)
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
         reranker = cls(features, ranker, frequencies, None, transform, "sum")
         if validation is not None:

@@ -85,6 +85,7 @@ def fit_label_classifiers(
     max_iterations: int = 100,
     prune: float = 0.0,
     seed: int = 0,
+    start: tuple[csr_matrix, NDArray[np.float32]] | None = None,
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
     """Fit a classifier for each label, and return weights (L, F + D) and biases (L,).
 
@@ -102,15 +103,18 @@ def fit_label_classifiers(
         max_iterations: Maximum number of passes over the points of a label.
         prune: Drop weights whose absolute value is smaller than this.
         seed: Seed of the order in which points are visited.
+        start: Weights w₀ and biases b₀ of the first labels. Theirs minimise
+            ½(‖w − w₀‖² + (b − b₀)²) + C·Σ_i loss instead.
     """
     rows = as_rows(features, dense)
     squares = _squares(rows)
     n_labels, width = len(groups[0]) - 1, features.shape[1] + rows[3].shape[1]
     limits = (cost, tolerance, max_iterations)
+    first = _first_weights(start, n_labels, width)
 
     def work(labels: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[Array, ...]:
         fitted: tuple[Array, ...] = _fit_labels(
-            rows, squares, groups, labels, weight, loss == "logistic", limits, prune, seed
+            rows, squares, groups, labels, weight, first, loss == "logistic", limits, prune, seed
         )
         return fitted
 
@@ -122,6 +126,21 @@ def fit_label_classifiers(
     starts = np.concatenate([[0], np.cumsum(counts)])
     order = np.argsort(np.concatenate(chunks))
     return csr_matrix((values, columns, starts), shape=(n_labels, width))[order], biases[order]
+
+
+def _first_weights(
+    start: tuple[csr_matrix, NDArray[np.float32]] | None, n_labels: int, width: int
+) -> tuple[Array, Array, Array, Array]:
+    """Return w₀ as CSR arrays (data, columns, starts) and b₀, both 0 for labels without a start."""
+    if start is None:
+        weights, biases = csr_matrix((0, width), dtype=np.float32), np.zeros(0, np.float32)
+    else:
+        weights, biases = start
+    missing = n_labels - len(biases)
+    starts = np.pad(weights.indptr.astype(np.int64), (0, missing), mode="edge")
+    # copies, because memory-mapped arrays have a type of their own in numba
+    columns = weights.indices.astype(np.int32)
+    return weights.data.copy(), columns, starts, np.pad(biases, (0, missing))
 
 
 def _chunks(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -151,6 +170,7 @@ def _fit_labels(
     groups: Groups,
     labels: Array,
     weight: Array,
+    first: tuple[Array, Array, Array, Array],
     logistic: bool,
     limits: tuple[float, float, int],
     prune: float,
@@ -158,15 +178,18 @@ def _fit_labels(
 ) -> tuple[Array, Array, Array, Array]:
     """Fit a chunk of labels.
 
-    ``weight`` is a buffer of zeros, as wide as ψ. Return the number of weights of each label, the
-    biases, and the columns and values of all weights.
+    ``weight`` is a buffer of zeros, as wide as ψ, and ``first`` the result of `_first_weights`.
+    Return the number of weights of each label, the biases, and the columns and values of all
+    weights.
     """
     starts, members, signs = groups
+    first_values, first_columns, first_starts, first_biases = first
     _, _, row_starts, dense = rows
     capacity = 0
     for label in labels:
         group = members[starts[label] : starts[label + 1]]
         n_entries = (row_starts[group + 1] - row_starts[group]).sum() + dense.shape[1]
+        n_entries += first_starts[label + 1] - first_starts[label]
         capacity += min(n_entries, weight.shape[0])
     counts = np.zeros(labels.shape[0], dtype=np.int64)
     biases = np.zeros(labels.shape[0], dtype=np.float32)
@@ -177,8 +200,12 @@ def _fit_labels(
         begin, end = starts[label], starts[label + 1]
         pairs = (members[begin:end], signs[begin:end])
         state = _first_state(seed, label)
-        biases[i], used = _solve(rows, squares, pairs, weight, logistic, limits, state)
-        counts[i] = _take(rows, used, weight, (columns[size:], values[size:]), prune)
+        known = first_columns[first_starts[label] : first_starts[label + 1]]
+        for j in range(known.shape[0]):
+            weight[known[j]] = first_values[first_starts[label] + j]
+        bias = np.float64(first_biases[label])
+        biases[i], used = _solve(rows, squares, pairs, weight, bias, logistic, limits, state)
+        counts[i] = _take(rows, used, known, weight, (columns[size:], values[size:]), prune)
         size += counts[i]
     return counts, biases, columns[:size].copy(), values[:size].copy()
 
@@ -189,14 +216,16 @@ def _solve(
     squares: Array,
     pairs: tuple[Array, Array],
     weight: Array,
+    bias: float,
     logistic: bool,
     limits: tuple[float, float, int],
     state: np.uint64,
 ) -> tuple[float, Array]:
     """Fit a classifier in ``weight``, and return its bias and the rows that contribute to it.
 
-    The dual is minimised over one α_i at a time, with w = Σ α_i·y_i·ψ_i and
-    Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). Each sweep visits the points in a new random order.
+    ``weight`` and ``bias`` start at w₀ and b₀. The dual is minimised over one α_i at a time, with
+    w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1); it is written below for w₀ = 0. Each
+    sweep visits the points in a new random order.
 
     Squared hinge: min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0. An α_i of 0 becomes inactive if its
     gradient exceeds the highest projected gradient of the previous sweep. The solver stops when the
@@ -215,7 +244,6 @@ def _solve(
     order = np.arange(size).astype(np.int32)
     duals = np.full(size, _FIRST_LOGIT if logistic else 0.0)  # u or α
     moved = np.full(size, logistic)
-    bias = 0.0
     if logistic:
         for i in range(size):
             step = cost * _share(_FIRST_LOGIT) * signs[i]
@@ -338,17 +366,18 @@ def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def _take(rows: Rows, used: Array, weight: Array, out: Entries, prune: float) -> int:
+def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, prune: float) -> int:
     """Move the unpruned weights to ``out`` in order of their columns, and return their number.
 
-    All weights are reset to 0. Only columns of the ``used`` rows and dense columns can have a
-    weight. If the ``used`` rows have many entries, it is faster to scan all columns.
+    All weights are reset to 0. Only ``known`` columns, columns of the ``used`` rows and dense
+    columns can have a weight. If the ``used`` rows have many entries, it is faster to scan all
+    columns.
     """
     _, columns, starts, dense = rows
     first_dense = weight.shape[0] - dense.shape[1]
     if (starts[used + 1] - starts[used]).sum() >= first_dense // _SCAN_IS_FASTER:
         return _move(weight, range(weight.shape[0]), out, 0, prune)
-    size = 0
+    size = _move(weight, known[known < first_dense], out, 0, prune)
     for row in used:
         size = _move(weight, columns[starts[row] : starts[row + 1]], out, size, prune)
     order = np.argsort(out[0][:size])

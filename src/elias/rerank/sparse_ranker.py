@@ -171,6 +171,7 @@ class SparseRanker:
         *,
         min_weight: float = MIN_WEIGHT,
         seed: int = 0,
+        earlier: SparseRanker | None = None,
     ) -> SparseRanker:
         """Train on the candidates and the relevant labels of the training points.
 
@@ -185,6 +186,7 @@ class SparseRanker:
             config: Loss and cost.
             min_weight: Smaller weights are set to zero.
             seed: Seed of the order in which points are visited.
+            earlier: Classifiers of the first labels, to which the new ones are kept close.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
@@ -197,8 +199,10 @@ class SparseRanker:
             cost=DEFAULT_COST if config.cost is None else config.cost,
             prune=min_weight,
             seed=seed,
+            start=None if earlier is None else (earlier.weights, earlier.biases),
         )
-        biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN
+        is_new = np.arange(len(biases)) >= (0 if earlier is None else earlier.n_labels)
+        biases[is_new & (np.diff(groups[0]) == 0)] = UNSEEN_MARGIN
         return cls(weights, biases, weights.shape[1] - features.shape[1])
 
     def score(

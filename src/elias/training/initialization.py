@@ -24,7 +24,7 @@ from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.batched import cluster_all, embed_all
-from elias.model.elias import EliasModel
+from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
     from elias.distributed import World
     from elias.inference.predictor import Elias
-    from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
     from elias.training.stage import Points
@@ -266,6 +265,45 @@ class StageInitializer:
         if not stage.keep_labels:
             self.init_classifiers(model, stage, None)
 
+    @torch.no_grad()
+    def add_labels(self, model: EliasModel, stage: ResolvedStage) -> EliasModel:
+        """Return a trained model with classifiers and edges for labels that it does not have yet.
+
+        These are the last labels of the points. Their classifiers start from centroids. Each gets
+        about as many edges as other labels have, from the clusters that its points reach.
+        """
+        world, n_old, device = self.world, model.n_labels, model.labels.weight.device
+        labels = self.points.labels.tocsc()[:, n_old:].tocsr()
+        embedding = world.gather_rows(embed_all(self.encoder, self._own_tokens))
+
+        def new_rows() -> tuple[Tensor, Tensor]:
+            assert embedding is not None
+            new = LinearRows(labels.shape[1], self.encoder.dim)
+            centroids = find_centroids(labels, embedding)
+            init_from_centroids(new, centroids.directions, centroids, self._prior(stage))
+            return new.weight.detach(), new.bias.detach()
+
+        weight, bias = world.broadcast_from_rank0(new_rows)
+        rows = LinearRows(n_old + len(weight), self.encoder.dim).to(device)
+        rows.weight.copy_(torch.cat([model.labels.weight.float(), weight.to(device)]))
+        rows.bias.copy_(torch.cat([model.labels.bias.float(), bias.to(device)]))
+        if isinstance(model, OneVsAll):
+            return OneVsAll(model.encoder, len(rows.bias), rows).to(device)
+        ranked = cluster_all(model, self._own_tokens, self.config.index.beam_size)
+        beams, scores = (world.gather_rows(part) for part in ranked)
+        n_clusters, n_edges = model.graph.edge_labels.shape
+
+        def counts() -> csr_matrix:
+            """Return A' = MᵀY of the new labels."""
+            assert beams is not None
+            assert scores is not None
+            anywhere = np.zeros(labels.shape[1], dtype=np.int64)
+            return edge_counts(beams, scores, labels, anywhere, n_clusters, n_edges)
+
+        model.graph = add_edges(model.graph, world.broadcast_from_rank0(counts)).to(device)
+        model.labels = rows
+        return model
+
     def _prior(self, stage: ResolvedStage) -> float:
         """Return the initial bias: the log of the share of scored labels that are positive."""
         n_scored = self.config.index.train_shortlist
@@ -302,6 +340,41 @@ def edge_counts(
     matrix = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
     matrix.sort_indices()
     return matrix
+
+
+def add_edges(graph: LabelGraph, counts: csr_matrix) -> LabelGraph:
+    """Return the graph with edges to further labels, in additional slots.
+
+    A label gets edges from the clusters of its highest counts: as many as the labels of the graph
+    have on average, or one in a fixed graph. They start with the mean logit of their cluster.
+
+    Args:
+        graph: The graph, whose labels keep their edges.
+        counts: (C, new labels) A' (Eq. 9).
+    """
+    n_labels = graph.n_labels + counts.shape[1]
+    per_label = max(1, round(graph.n_edges / graph.n_labels)) if graph.learned else 1
+    entries = counts.tocoo()
+    cluster, label, count = entries.row, entries.col, entries.data
+    order = np.lexsort((cluster, -count, label))
+    best = np.arange(len(order)) - np.searchsorted(label[order], label[order]) < per_label
+    order = order[best]
+    order = order[np.lexsort((label[order], cluster[order]))]
+    cluster, label = cluster[order], label[order]
+    slot = np.arange(len(order)) - np.searchsorted(cluster, cluster)
+    new = torch.full((graph.n_clusters, int(slot.max(initial=-1)) + 1), n_labels)
+    new[cluster, slot] = torch.from_numpy(graph.n_labels + label.astype(np.int64))
+    old = graph.edge_labels.cpu()
+    exists = old < graph.n_labels
+    edge_labels = torch.cat([old.masked_fill(~exists, n_labels), new], dim=1)
+    logits = None
+    if graph.learned:
+        known = graph.edge_logits.detach().float().cpu()
+        mean = (known * exists).sum(dim=1) / exists.sum(dim=1).clamp(min=1)
+        logits = torch.cat([known, mean.unsqueeze(1).expand(new.shape)], dim=1)
+    return LabelGraph(
+        edge_labels, n_labels, graph.beta, edge_logits=logits, removed_log=graph.removed_log
+    )
 
 
 def strongest_edges(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.config import EliasConfig, model_settings
+from elias.config.schema import DEFAULT_STAGES
 from elias.data.corpus import Corpus, resolve_config
 from elias.data.load import load_corpus
 from elias.distributed import SingleProcess
@@ -20,7 +21,7 @@ from elias.metrics import metric_names
 from elias.training.checkpoint import run_inputs
 from elias.training.loggers import check_loggers
 from elias.training.run import check_folder, open_run
-from elias.training.trainer import Trainer
+from elias.training.trainer import Trainer, keeps_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+CONTINUED_EPOCHS = 5
+"""Epochs of a stage that goes on from a model, if none are given."""
 
 
 def train(
@@ -57,9 +61,10 @@ def train(
         labels: The labels of each of the ``texts``, as lists of names.
         device: ``auto`` uses a GPU if there is one.
         init_from: A model to start from; it is not modified. Training starts with its encoder,
-            including vocabulary or tokenizer. If it has the same labels, training also starts
-            with its clusters and classifiers. If it has a learned graph, training starts with the
-            first stage that learns a graph.
+            including vocabulary or tokenizer. If it has labels of the corpus (by id or name),
+            all its labels are kept, with their clusters, edges and classifiers; labels that it
+            does not have are added. If it has a learned graph, training starts with the first
+            stage that learns a graph.
         overwrite: Replace the files of a former run in ``out``.
         ignore_memory: Start even if the memory estimate exceeds what is available.
 
@@ -126,9 +131,10 @@ def train_together(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
+    corpus = starting_corpus(corpus, init_from)
     return train_resolved(
         world,
-        resolve_config(starting_config(config, init_from), corpus),
+        resolve_config(starting_config(config, corpus, init_from), corpus),
         corpus,
         folder,
         init_from,
@@ -218,15 +224,57 @@ def check_world(config: EliasConfig, world: World) -> None:
         )
 
 
-def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
-    """Return the configuration, with the encoder settings of ``init_from`` if it is given."""
+def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
+    """Return the corpus over the labels of ``init_from``, followed by those that are new.
+
+    If the two have no label in common, return the corpus itself: only the encoder is used.
+
+    Raises:
+        DataError: If repeated names cannot be matched.
+    """
+    if init_from is None:
+        return corpus
+    joined = corpus.join_labels(init_from.label_names)
+    n_new = joined.n_labels - init_from.n_labels
+    if n_new == corpus.n_labels:
+        logger.info("the model to start from has none of the labels: only its encoder is used")
+        return corpus
+    if n_new:
+        logger.info(
+            "%d of the %d labels are new to the model to start from", n_new, corpus.n_labels
+        )
+    return joined
+
+
+def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias | None) -> EliasConfig:
+    """Return the configuration, with settings of ``init_from`` where it is given.
+
+    These are the settings of the encoder and, if its labels are kept, the sizes of the index; and
+    there are fewer epochs.
+
+    Args:
+        config: The given configuration.
+        corpus: The corpus that `starting_corpus` returns.
+        init_from: The model to start from.
+    """
     if init_from is None:
         return config
-    theirs = init_from.config.encoder
-    given = {key: value for key, value in asdict(config.encoder).items() if value is not None}
-    if asdict(theirs) != asdict(theirs) | given:
+    theirs = init_from.config
+    if not _agree(config.encoder, theirs.encoder):
         logger.info("using the encoder and the encoder settings of the model to start from")
-    index = config.index
-    if index.kind is None and init_from.config.index.kind == "graph":
-        index = replace(index, kind="graph")
-    return replace(config, encoder=theirs, index=index)
+    config = replace(config, encoder=theirs.encoder)
+    if not keeps_labels(init_from, corpus):
+        return config
+    kind = config.index.kind or theirs.index.kind
+    if config.stages != DEFAULT_STAGES and any(stage.learn_graph for stage in config.stages):
+        kind = "graph"
+    index = replace(config.index, kind=kind)
+    config = replace(config, index=theirs.index if _agree(index, theirs.index) else index)
+    stages = (replace(stage, epochs=stage.epochs or CONTINUED_EPOCHS) for stage in config.stages)
+    return replace(config, stages=tuple(stages))
+
+
+def _agree(given: Any, theirs: Any) -> bool:
+    """Return whether all given settings of a section are those of another one."""
+    settings = {key: value for key, value in asdict(given).items() if value is not None}
+    return asdict(theirs) == asdict(theirs) | settings

@@ -134,6 +134,8 @@ class Trainer:
         self.evaluated = [name for name in self.splits if name != "train"]
         self.setup = sample_setup_points(train, config)
         """Training points used for vocabulary, clusters and initialisation; None for all points."""
+        self.continued = init_from if init_from and keeps_labels(init_from, corpus) else None
+        """``init_from`` if its labels are the first ones of the corpus, else None."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
@@ -160,10 +162,11 @@ class Trainer:
                 # a resumed run prepares the corpus again, with the same result
                 with self.run.replaying(checkpoint is not None):
                     self.prepare()
+                    start = self._starting_model()
                 first_encoder = None
                 if self.config.rerank.enabled and self.config.rerank.embedding == "first":
                     first_encoder = copy.deepcopy(self.encoder).to(self.device)
-                trained = self.train_stages(self._starting_model(), checkpoint)
+                trained = self.train_stages(start, checkpoint)
             checkpoint = None
             if number == n_members - 1:
                 if run.checkpoints is not None and not world.is_rank0:
@@ -256,16 +259,16 @@ class Trainer:
         ).check(ignore=self.ignore_memory)
 
     def _starting_model(self) -> EliasModel | None:
-        """Return a copy of ``init_from`` if it has the labels of the corpus, else None."""
-        if self.init_from is None:
+        """Return a copy of ``init_from`` with the labels of the corpus; None if it has none."""
+        if self.continued is None:
             return None
-        model = self.init_from.model
-        same = model.n_labels == self.corpus.n_labels
-        if not same or list(self.init_from.label_names) != list(self.corpus.label_names):
-            logger.info("the model to start from has other labels: only its encoder is used")
-            return None
-        model = copy.deepcopy(model)
+        model = copy.deepcopy(self.continued.model)
         model.encoder = self.encoder
+        if model.n_labels < self.corpus.n_labels:
+            self.encoder.prepare(self.device)
+            with self.run.timed("new labels"):
+                stage = self.config.stages[-1]
+                model = self.initializer.add_labels(model.to(self.device), stage)
         return model
 
     # --- stages ---
@@ -566,8 +569,7 @@ class Trainer:
             with self.run.timed(RERANK):
                 model.reranker, psi = self._fit_reranker(model)
             self._report_ranker(model.reranker)
-        counts = np.bincount(self.splits["train"].labels.indices, minlength=len(names))
-        model.added = unseen_labels(model, counts)
+        model.added = unseen_labels(model, self._seen_labels())
         predictions = {}
         for name in self.evaluated:
             split, candidates = self.splits[name], self._embedded_candidates(model, name)
@@ -593,6 +595,16 @@ class Trainer:
         model.metadata["timings"] = rounded(self.run.timings)
         self.candidates.clear()
         return model, {name: predictions[name][model.last_alone] for name in self.evaluated}
+
+    def _seen_labels(self) -> NDArray[np.bool_]:
+        """Return a mask of the labels that this training or an earlier one had points of (L,)."""
+        seen = np.bincount(self.splits["train"].labels.indices, minlength=self.corpus.n_labels) > 0
+        if self.continued is not None:
+            earlier = np.arange(self.continued.model.n_labels)
+            if self.continued.added is not None:
+                earlier = np.setdiff1d(earlier, self.continued.added.labels)
+            seen[earlier] = True
+        return seen
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points."""
@@ -625,7 +637,8 @@ class Trainer:
         if isinstance(inputs, Sequence):
             more = split_inputs(self.splits["validation"], self.encoder) if refit else ()
             inputs = SplitTexts([*inputs, *more] if more else inputs, symbols=every_label)
-        features = RankerFeatures.fit(inputs, config)
+        earlier = self._earlier_reranker()
+        features = RankerFeatures.fit(inputs, config) if earlier is None else earlier.features
         train_psi = features.transform(inputs)
         if refit:
             train_psi = train_psi[: len(self.splits["train"])]
@@ -646,8 +659,18 @@ class Trainer:
             every_label=every_label,
             refit=refit,
             seed=self.config.member_seed % 2**32,
+            earlier=earlier,
         )
         return reranker, psi
+
+    def _earlier_reranker(self) -> Reranker | None:
+        """Return the reranker of the model to start from, if it was trained in the same way."""
+        if self.continued is None:
+            return None
+        ours, theirs = self.config.rerank, self.continued.config.rerank
+        settings = ("embedding", "word_ngrams", "char_ngrams", "loss")
+        same = all(getattr(ours, name) == getattr(theirs, name) for name in settings)
+        return self.continued.reranker if same else None
 
     def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the best candidates of a split, without filtered labels, for ranker training."""
@@ -787,7 +810,7 @@ class Trainer:
         """Record the sizes of the data; warn of labels without points and of truncated texts."""
         train = self.splits["train"]
         counts = np.bincount(train.labels.indices, minlength=self.corpus.n_labels)
-        n_empty = int((counts == 0).sum())
+        n_empty, n_unseen = int((counts == 0).sum()), int((~self._seen_labels()).sum())
         self.run.record(
             "data",
             points={name: len(tokens) for name, tokens in self.tokens.items()},
@@ -800,11 +823,16 @@ class Trainer:
         )
         for hint in training_hints(train, self.corpus.n_labels):
             logger.warning("%s", hint)
-        if n_empty:
+        if n_unseen:
             logger.warning(
                 "%d of %d labels have no training point: they are predicted by their names",
-                n_empty,
-                len(counts),
+                *(n_unseen, len(counts)),
+            )
+        if n_empty > n_unseen:
+            logger.info(
+                "%d of %d labels have points only in the earlier training: they keep their "
+                "classifiers and edges",
+                *(n_empty - n_unseen, len(counts)),
             )
         self._report_truncated()
 
@@ -824,6 +852,11 @@ class Trainer:
             if windows > encoder.windows:
                 message = "encoder.windows=%d would read 95%% of the training texts whole"
                 logger.warning(message, windows)
+
+
+def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
+    """Return whether the first labels of the corpus are those of a model, see `join_labels`."""
+    return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
 def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> csr_matrix:

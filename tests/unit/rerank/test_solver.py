@@ -63,6 +63,40 @@ def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost)
         assert primal(mine, biases[label], points[rows], signs, cost) <= theirs * (1 + 1e-6)
 
 
+def test_classifiers_that_go_on_stay_close_to_the_earlier_ones(problem):
+    sparse, dense, candidates, labels = problem
+    points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
+    rng = np.random.default_rng(1)
+    first = rng.standard_normal((2, N_WORDS + N_DENSE)) * (rng.random(N_WORDS + N_DENSE) < 0.5)
+    start = csr_matrix(first, dtype=np.float32), np.float32([0.5, -0.5])
+    groups = group_pairs(candidates, labels)
+    exact = {"tolerance": 1e-8, "max_iterations": 100_000}
+
+    weights, biases = fit_label_classifiers(sparse, dense, groups, start=start, **exact)
+    plain, _ = fit_label_classifiers(sparse, dense, groups, **exact)
+
+    for label, rows, signs in by_label(problem):
+        mine = weights[label].toarray().ravel().astype(np.float64)
+        if label >= 2:
+            np.testing.assert_array_equal(mine, plain[label].toarray().ravel())
+            continue
+        # at the minimum, the gradient of ½‖w − w₀‖² + Σ max(0, 1 − s)² is 0
+        slack = np.maximum(0, 1 - signs * (points[rows] @ mine + biases[label]))
+        gradient = mine - start[0][label].toarray().ravel() - 2 * points[rows].T @ (signs * slack)
+        np.testing.assert_allclose(gradient, 0, atol=1e-4)
+
+
+def test_a_label_without_pairs_keeps_its_earlier_classifier():
+    start = csr_matrix(np.float32([[0, 0.5, 0, -2], [0, 0, 3, 0]])), np.float32([0.25, 1])
+    groups = np.zeros(3, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int8)
+
+    points = csr_matrix(np.eye(2, 3, dtype=np.float32)), np.ones((2, 1), np.float32)
+    weights, biases = fit_label_classifiers(*points, groups, start=start, prune=0.1)
+
+    assert weights.toarray().tolist() == start[0].toarray().tolist()
+    assert biases.tolist() == [0.25, 1]
+
+
 @pytest.mark.parametrize("cost", [0.3, 1.0])
 def test_the_logistic_loss_is_that_of_scikit_learn_on_the_same_rows(problem, cost):
     sparse, dense, candidates, labels = problem
