@@ -95,6 +95,11 @@ class LabelTable(Sequence[str]):
         """Return the id of a label in the user's vocabulary, or None if it has none."""
         return None if self.ids is None else self.ids[label] or None
 
+    def about(self, label: int) -> tuple[tuple[str, ...], str | None]:
+        """Return the synonyms of a label, and its description or None."""
+        synonyms = () if self.synonyms is None else self.synonyms[label]
+        return synonyms, None if self.descriptions is None else self.descriptions[label] or None
+
     def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str, tuple[str, ...]]]:
         """Yield name, id, synonyms, description and broader labels of each label."""
         blank, empty = ("",) * len(self), ((),) * len(self)

@@ -8,7 +8,7 @@ from e2e.commands import SMALL, elias
 from e2e.servers import live
 from elias import Elias, EliasClassifier
 
-TABLE = "id,name,synonyms\nu:1,red herring,kipper\nu:2,tin opener,\n"
+TABLE = "id,name,synonyms,description\nu:1,red herring,kipper,A smoked fish\nu:2,tin opener,,\n"
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,15 @@ def test_a_server_predicts_and_explains_added_labels(larger):
     assert (why["labels"][0]["added"], why["labels"][0]["paths"]) == (True, [])
     assert (page["frequency"], page["n_clusters"], page["uri"]) == (1, 0, "u:1")
     assert [hit["label"] for hit in hits] == ["red herring"]
+    for shown in (why["labels"][0], page):
+        assert (shown["synonyms"], shown["description"]) == (["kipper"], "A smoked fish")
+
+
+def test_an_explanation_describes_the_label(larger):
+    result = elias("explain", larger, "a red herring", "-k", "1")
+
+    assert result.code == 0, result.err
+    assert "kipper. A smoked fish" in result.out
 
 
 def test_labels_without_training_points_are_predicted_by_name(tmp_path):

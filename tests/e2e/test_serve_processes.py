@@ -76,10 +76,13 @@ def test_a_worker_alone_reloads_under_load_and_ends_with_all_answered(saved):
         server.wait_until_ready()
         with Load(server.url) as load:
             load.wait_for(20)
-            Elias.from_pretrained(saved, device="cpu").save_pretrained(saved, overwrite=True)
+            model = Elias.from_pretrained(saved, device="cpu")
+            model.add_labels([{"name": "red herring"}]).save_pretrained(saved, overwrite=True)
             server.process.send_signal(signal.SIGHUP)
             server.wait_for(lambda: server.metric('elias_reloads_total{outcome="success"}') == 1)
             load.wait_for(20)
+            hits = httpx.get(f"{server.url}/labels", params={"q": "red herring"}).json()["labels"]
+            model.save_pretrained(saved, overwrite=True)  # as the other tests expect it
             assert not load.errors
             assert set(load.statuses) == {200}
             answered = len(load.statuses)
@@ -87,6 +90,7 @@ def test_a_worker_alone_reloads_under_load_and_ends_with_all_answered(saved):
         logged = [line for line in server.requests() if line["route"] == "/predict"]
 
     assert code == 0
+    assert [hit["id"] for hit in hits] == [model.n_labels]
     assert set(load.statuses) <= {200, 503}
     # whatever was accepted was answered: the client saw every line of the log
     assert len(logged) == len(load.statuses) >= answered

@@ -139,6 +139,9 @@ def _label_table(explanation: elias.Explanation) -> Table:
         factors = [label.p, label.classifier_score, label.path_score, None, None]
         factors = factors if has_paths else factors[:1]
         add([*scores, *factors] if main else factors, f"{rank}. {_title(label)}", "bold")
+        about = ". ".join(filter(None, (", ".join(label.synonyms), label.description)))
+        if about:
+            add([], f"   {console.one_line(about)}", "dim")
         for path in label.paths:
             title = f"  {'▸' if path.won else ' '} {path.cluster}: "
             title += " | ".join(explanation.clusters[path.cluster])

@@ -209,6 +209,10 @@ class ExplainedLabel:
     name, ``classifier_score`` that from the similarity alone."""
     uri: str | None = None
     """Id or URI of the label in the user's vocabulary, or None if the model does not know it."""
+    synonyms: tuple[str, ...] = ()
+    """Other names of the label that the model knows."""
+    description: str | None = None
+    """The description of the label, or None if the model does not know it."""
     score: float
     """The score by which `Elias.predict` ranks the label."""
     probability: float | None = None
@@ -373,7 +377,7 @@ def explain(
     if explained.added is not None:
         phi = embedding.cpu().numpy()
         beside = _added_factors(explained.added, predictions.ids, traced.p.numpy(), phi, inputs)
-    explanations = []
+    explanations, table = [], elias.label_table
     for row, ranking in enumerate(predictions):
         values = {
             "score": ranking.scores,
@@ -394,6 +398,8 @@ def explain(
                 id=ids[i],
                 label=label,
                 uri=predictions.uri(ids[i]),
+                synonyms=table.about(ids[i])[0],
+                description=table.about(ids[i])[1],
                 **{name: float(array[i]) for name, array in values.items() if array is not None}
                 | beside.get((row, ids[i]), {}),
                 paths=() if (row, ids[i]) in beside else _paths(traced, row, i),

@@ -226,8 +226,15 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             )
             for edge in edges[start : start + limit]
         ]
-        hit = dict(_label_hit(served, label_id))
-        return schemas.LabelPage(**hit, member=member, n_clusters=len(edges), clusters=clusters)
+        synonyms, description = served.model.label_table.about(label_id)
+        return schemas.LabelPage(
+            **dict(_label_hit(served, label_id)),
+            synonyms=list(synonyms),
+            description=description,
+            member=member,
+            n_clusters=len(edges),
+            clusters=clusters,
+        )
 
     @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"])
     def cluster(

@@ -138,7 +138,12 @@ class RankerTerm(_Response):
     weight: float
 
 
-class WhyLabel(_Label):
+class _DescribedLabel(_Label):
+    synonyms: list[str] = []
+    description: str | None = None
+
+
+class WhyLabel(_DescribedLabel):
     """A predicted label and the factors of its score."""
 
     score: float
@@ -198,7 +203,7 @@ class ClusterEdge(NamedCluster):
     edge_score: float
 
 
-class LabelPage(LabelHit):
+class LabelPage(LabelHit, _DescribedLabel):
     """A label and its clusters, strongest edge first."""
 
     member: int

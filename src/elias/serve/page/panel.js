@@ -107,6 +107,12 @@ const uri = (label) => {
   return h("p", { class: "soft" }, shown);
 };
 
+// Show the other names of the label and its description.
+const about = (label) => {
+  const names = label.synonyms.length ? h("p", { class: "soft" }, `Also: ${label.synonyms.join(", ")}`) : null;
+  return [names, label.description ? h("p", {}, label.description) : null];
+};
+
 export async function why(text, id, nMembers, signal) {
   const body = { inputs: [text], label: id, paths: PATHS };
   const [explanation] = await request("explain", { body, signal });
@@ -116,18 +122,19 @@ export async function why(text, id, nMembers, signal) {
   const wordBox = h("div");
   const hidden = label.n_paths - label.paths.length;
   const hasPaths = label.n_paths > 0;
-  let about = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
+  let how = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
   if (label.added) {
-    about = "This label has no training texts, or was added without training. It was found by its name and "
+    how = "This label has no training texts, or was added without training. It was found by its name and "
       + "text: how near they are to yours, and how much of the name occurs in it.";
   } else if (!hasPaths) {
-    about = "No path through clusters leads to this label: the classifier of the label scores the text. Scores range from 0 to 1.";
+    how = "No path through clusters leads to this label: the classifier of the label scores the text. Scores range from 0 to 1.";
   }
   panel(
     heading(label.label),
     uri(label),
-    h("p", { class: "soft" }, about),
+    ...about(label),
+    h("p", { class: "soft" }, how),
     hasPaths ? graphBox : null,
     wordBox,
     h("h3", {}, "Factors of the score"),
@@ -219,6 +226,7 @@ export async function label(id, member, signal) {
     heading(page.label),
     h("p", { class: "soft" }, `Label ${id}${points} · in ${count(page.n_clusters)} clusters`),
     uri(page),
+    ...about(page),
     h("h3", {}, "Clusters by edge score"),
     list,
     moreButton(list, page.n_clusters,
