@@ -9,8 +9,11 @@ added by their texts, with 0, 1 and 5 examples. A second tenth is hidden for tun
 
 ZS: points with a hidden label, ranking only hidden labels. GZS: all points, all labels; R@10 of
 seen and of hidden labels and their harmonic mean. Beside them: random; popularity, which knows the
-hidden training counts; BM25 on names. ``seen P@1`` counts only seen labels as relevant, so that a
-correct hidden label on the first rank is a loss; P@1 of points without hidden labels is not.
+hidden training counts; BM25 on names; with ``--encoder``, the cosine of a frozen encoder; with
+``--one-vs-all``, a one-vs-all model of the seen labels; with ``--retrain 5``, a model that is
+trained again with up to 5 examples of each hidden label, instead of adding them. ``seen P@1``
+counts only seen labels as relevant, so that a correct hidden label on the first rank is a loss;
+P@1 of points without hidden labels is not. Models in ``--out`` are not trained again.
 """
 
 import argparse
@@ -26,7 +29,10 @@ from scipy.sparse import csr_matrix
 
 from elias import Corpus, Elias, EliasConfig, LabelTable, load_corpus, train
 from elias.metrics import evaluate, score
+from elias.model.batched import embed_all
+from elias.model.encoder import build_encoder
 from elias.predictions import Predictions
+from elias.rerank.sparse_ranker import unit_embedding
 from elias.text.vectorizer import words_of
 
 SHARE = 0.1
@@ -51,7 +57,7 @@ def select(corpus: Corpus, labels: np.ndarray, *, drop_empty: bool = False) -> C
         if drop_empty and name != "test":
             splits[name] = splits[name].take(np.flatnonzero(np.diff(columns.indptr)))
     names = corpus.label_table.take(labels.tolist())
-    return replace(corpus.with_splits(**splits), label_names=names, label_features=None)
+    return replace(corpus.with_splits(**splits), label_names=names)
 
 
 def hold_out(corpus: Corpus, seed: int) -> Corpus:
@@ -70,6 +76,26 @@ def few_examples(corpus: Corpus, labels: np.ndarray, count: int, seed: int) -> d
         rows = random.permutation(columns[:, label].indices)[:count]
         examples[corpus.label_names[label]] = [corpus.train.texts[row] for row in rows]
     return examples
+
+
+def with_examples(corpus: Corpus, hidden: np.ndarray, count: int, seed: int) -> Corpus:
+    """Return the corpus with only the `few_examples` of the hidden labels."""
+    random, labels = np.random.default_rng(seed), corpus.train.labels.tocsc()
+    for label in hidden.tolist():
+        span = slice(labels.indptr[label], labels.indptr[label + 1])
+        rows = random.permutation(labels.indices[span])[:count]
+        labels.data[span] *= np.isin(labels.indices[span], rows)
+    labels = labels.tocsr()
+    labels.eliminate_zeros()
+    rows = np.flatnonzero(np.diff(labels.indptr))
+    return corpus.with_splits(train=replace(corpus.train, labels=labels).take(rows))
+
+
+def embed(folder: str, *parts: list[str]) -> list[np.ndarray]:
+    """Return the embeddings of texts by a pretrained encoder, of length 1."""
+    config = EliasConfig().override({"encoder.model": folder}).resolve(len(parts[0]), 1)
+    encoder = build_encoder(config.encoder, None, None)
+    return [unit_embedding(embed_all(encoder, encoder.tokenize(part))) for part in parts]
 
 
 def bm25(names: LabelTable, texts: list[str], k1: float = 1.2, b: float = 0.75) -> csr_matrix:
@@ -132,6 +158,14 @@ def zero_shot(predictions: Predictions, corpus: Corpus, split: str, hidden: np.n
     return {f"ZS {name}": value for name, value in metrics.items()}
 
 
+def trained(corpus: Corpus, config: EliasConfig, out: Path) -> tuple[Elias, float]:
+    """Return a model, trained unless it is in ``out``, and the seconds of its training."""
+    if not (out / "model").exists():
+        train(corpus, config, out=out, device="cpu")
+    model = Elias.from_pretrained(out, device="cpu")
+    return model, sum(model.metadata["timings"].values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus")
@@ -139,16 +173,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--preset")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--encoder", help="folder of a pretrained encoder")
+    parser.add_argument("--one-vs-all", action="store_true")
+    parser.add_argument("--retrain", type=int, nargs="*", default=(), metavar="SHOTS")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     corpus = hold_out(load_corpus(args.corpus), args.seed)
     novel, tuning = hide_labels(corpus, args.seed)
     seen = np.setdiff1d(np.arange(corpus.n_labels), np.concatenate([novel, tuning]))
-    if not (args.out / "model").exists():
-        config = EliasConfig.preset(args.preset) if args.preset else EliasConfig()
-        small = select(corpus, seen, drop_empty=True)
-        train(small, config.override({"seed": args.seed}), out=args.out, device="cpu")
-    model = Elias.from_pretrained(args.out, device="cpu")
+    config = EliasConfig.preset(args.preset) if args.preset else EliasConfig()
+    config = config.override({"seed": args.seed})
+    known = select(corpus, seen, drop_empty=True)
+    model, training_seconds = trained(known, config, args.out)
     labels = tuning if args.tune else novel
     split = "validation" if args.tune else "test"
     both = select(corpus, np.concatenate([seen, labels]))  # hidden labels come last
@@ -158,8 +194,9 @@ def main() -> None:
     shape, names = (len(texts), both.n_labels), list(both.label_names)
     results: dict[str, dict] = {}
 
-    def report(name: str, gzs: Predictions, zs: Predictions) -> None:
+    def report(name: str, gzs: Predictions, zs: Predictions, seconds: float = 0) -> None:
         results[name] = zero_shot(zs, both, split, hidden) | measure(gzs, both, split, hidden)
+        results[name]["seconds"] = seconds
         shown = "  ".join(f"{key} {value:.2f}" for key, value in results[name].items())
         print(f"{name}: {shown}", flush=True)
 
@@ -170,27 +207,47 @@ def main() -> None:
         part.eliminate_zeros()
         return part
 
-    def from_scores(scores: np.ndarray) -> Predictions:
-        top = np.argsort(-scores, axis=-1, kind="stable")[..., :100]
-        ids = np.broadcast_to(top, (shape[0], 100))
-        values = np.broadcast_to(np.take_along_axis(scores, top, axis=-1), ids.shape)
-        return Predictions.from_scores(ids, values, both.n_labels, names)
+    def ranked(ids: np.ndarray, scores: np.ndarray) -> Predictions:
+        ids, scores = (np.broadcast_to(part, (shape[0], 100)) for part in (ids, scores))
+        return Predictions.from_scores(ids, scores, both.n_labels, names)
 
-    random = np.random.default_rng(args.seed)
-    drawn = random.random(shape, dtype=np.float32)
-    masked = np.where(np.arange(both.n_labels) >= len(seen), 1.0, -1.0)
-    report("random", from_scores(drawn), from_scores(drawn * masked))
-    counts = both.label_frequencies().astype(float)
-    report("popularity", from_scores(counts), from_scores(counts * masked))
+    def most_frequent(labels: np.ndarray) -> Predictions:
+        counts = both.label_frequencies()[labels].astype(float)
+        top = np.argsort(-counts, kind="stable")[:100]
+        return ranked(labels[top], counts[top])
+
+    def draw(labels: np.ndarray) -> Predictions:
+        """Return 100 of the labels for each text, in random order."""
+        rows = np.stack([random.choice(labels, 100, replace=False) for _ in texts])
+        return ranked(rows, np.linspace(1, 0.1, 100))
+
+    def nearest(embedding: np.ndarray, directions: np.ndarray, labels: np.ndarray) -> Predictions:
+        ids, scores = np.empty((len(texts), 100), int), np.empty((len(texts), 100))
+        for start in range(0, len(texts), 1000):  # at a time, to bound memory
+            rows = slice(start, start + 1000)
+            cosines = embedding[rows] @ directions[labels].T
+            top = np.argpartition(-cosines, 99, axis=1)[:, :100]
+            ids[rows], scores[rows] = labels[top], np.take_along_axis(cosines, top, axis=1)
+        return ranked(ids, scores)
+
+    random, every_label = np.random.default_rng(args.seed), np.arange(both.n_labels)
+    report("random", draw(every_label), draw(hidden))
+    report("popularity", most_frequent(every_label), most_frequent(hidden))
     matches = bm25(both.label_table, texts)
     report(
         "BM25",
         Predictions.from_csr(matches, 100, names),
         Predictions.from_csr(only_hidden(matches), 100, names),
     )
-    before = model.predict(texts, top_k=100).among(names)
+    if args.encoder:
+        parts = embed(args.encoder, texts, both.label_table.texts())
+        report("frozen encoder", nearest(*parts, every_label), nearest(*parts, hidden))
     none = Predictions.from_csr(csr_matrix(shape, dtype=np.float32), 100, names)
-    report("before", before, none)
+    if args.one_vs_all:
+        every = EliasConfig().override({"seed": args.seed, "index.kind": "all"})
+        other, seconds = trained(known, every, args.out / "one-vs-all")
+        report("one-vs-all", other.predict(texts, top_k=100).among(names), none, seconds)
+    report("before", model.predict(texts, top_k=100).among(names), none, training_seconds)
     for shots in SHOTS:
         examples = few_examples(both, hidden, shots, args.seed)
         start = time.perf_counter()
@@ -198,8 +255,13 @@ def main() -> None:
         seconds = time.perf_counter() - start
         after = larger.predict(texts, top_k=100)
         alone = larger.predict(texts, top_k=100, only=hidden.tolist())
-        report(f"{shots} examples", after, alone)
-        results[f"{shots} examples"]["seconds"] = seconds
+        report(f"{shots} examples", after, alone, seconds)
+    for shots in args.retrain:
+        few = with_examples(both, hidden, shots, args.seed)
+        other, seconds = trained(few, config, args.out / f"retrained-{shots}")
+        after = other.predict(texts, top_k=100)
+        alone = other.predict(texts, top_k=100, only=hidden.tolist())
+        report(f"retrained, {shots} examples", after, alone, seconds)
     write_json(args.out, f"zero_shot_{split}.json", results)
 
 
