@@ -3,11 +3,13 @@
     python benchmarks/cpu_bench.py --out RESULTS
 
 Prints one table: our CPU time, that of a simple baseline, and the ratio. Baselines: the step of
-`naive_step.py`; the product with every label; the whole of M'Y by scipy; scikit-learn's tf-idf.
+`naive_step.py`; the product with every label; the whole of M'Y by scipy; scikit-learn's tf-idf and
+random forest.
 """
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 import cpu_predict
@@ -18,8 +20,11 @@ import scale_cpu
 import torch
 from cpu_setup import Parts, write_json
 from scipy.sparse import csr_matrix
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import FeatureUnion
+
+from elias.rerank.calibration import FOREST_LEAF, TREE_DEPTH, Calibration
 
 
 def parsed(module, *options):
@@ -98,13 +103,37 @@ def surroundings(quick):
         yield f"{name}, {size} labels", "s", spent, None
 
 
+def forests(quick):
+    """Yield the CPU seconds of the calibration's forest, and of scikit-learn's."""
+    parts, rng = Parts(), np.random.default_rng(0)
+    shape = n_points, n_candidates = (200 if quick else 1000), 200
+    p = rng.beta(0.2, 6, shape).astype(np.float32)
+    q = np.clip(p + rng.normal(0, 0.1, shape), 0, 1).astype(np.float32)
+    relevant, frequencies = rng.random(shape) < p, rng.integers(1, 500, shape)
+    points = np.repeat(np.arange(n_points), n_candidates)
+    extra = [rng.random(shape, dtype=np.float32) for _ in range(2)]
+    settings = {"leaf": FOREST_LEAF, "n_trees": 40, "extra": extra, "points": points}
+    fit = partial(Calibration.fit, p, q, frequencies, relevant, **settings)
+    fit()  # compile first
+    with parts.timed("  ours: forest"):
+        fit()
+    forest = RandomForestClassifier(
+        40, max_depth=TREE_DEPTH, min_samples_leaf=FOREST_LEAF, max_features=0.5, n_jobs=-1
+    )
+    features = np.stack([p, q, p * q, frequencies, *extra], axis=-1).reshape(-1, 6)
+    with parts.timed("  plain: forest by scikit-learn"):
+        forest.fit(features, relevant.ravel())
+    ours, plain = (row["cpu_s"] for row in parts.rows)
+    yield f"forest of 40 trees, {relevant.size:,} candidates", "s", ours, plain
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller sizes, for a quick look")
     parser.add_argument("--out", type=Path, help="folder for cpu_bench.json")
     given = parser.parse_args()
     rows = []
-    for part in (steps, predictions, surroundings):
+    for part in (steps, predictions, surroundings, forests):
         for what, unit, ours, plain in part(given.quick):
             rows.append({"what": what, "unit": unit, "ours": ours, "plain": plain})
             print(f"measured: {what}", flush=True)

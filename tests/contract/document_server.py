@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-import sklearn.tree  # noqa: F401 - here and below: slow to import, so once for all
+import sklearn.isotonic  # noqa: F401 - here and below: slow to import, so once for all
 import torch._dynamo  # noqa: F401
 
 import elias.training.train  # noqa: F401
