@@ -32,9 +32,9 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep, naive_stepper
 
-from elias.kernels import label_loss, runs_triton
+from elias.kernels import runs_triton
 from elias.model.elias import SearchSizes
-from elias.model.losses import shortlist_loss
+from elias.model.losses import classification_loss, shortlist_loss
 from elias.training.optimizer import Optimizer
 from elias.training.stage import tensor_cores
 
@@ -82,9 +82,8 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
 
 def classified(model, embedding, paths, positives, held):
     """Return the loss of the classifier, fused if ``held`` takes the gradients."""
-    labels = model.labels
-    return label_loss(
-        embedding, paths.log_scores, labels.weight, labels.bias, paths.labels, positives, held
+    return classification_loss(
+        model.labels, embedding, paths.log_scores, paths.labels, positives, model.n_labels, held
     )
 
 

@@ -144,7 +144,7 @@ def test_a_beam_over_all_clusters_that_keeps_all_labels_is_exhaustive_search(cas
 
     labels, p = model.rank(embedding, SearchSizes(n_clusters, n_labels), n_labels)
 
-    clusters = model.cluster_log_scores(embedding).exp()  # (B, C)
+    clusters = model.unsaturated_log(embedding).clamp(max=0).exp()  # (B, C)
     edges = torch.zeros(n_clusters, n_labels + 1)
     edges.scatter_(1, model.graph.edge_labels, model.graph.edge_log_scores().exp())
     paths = (clusters.unsqueeze(-1) * edges[:, :n_labels]).amax(dim=1)  # (B, L)

@@ -50,19 +50,15 @@ def has_triton() -> bool:
         raise ConfigError(
             f"environment variable ELIAS_KERNELS is {choice!r}; set it to auto or torch or unset it"
         )
-    if choice == "torch":
-        logger.warning(
-            "ELIAS_KERNELS is torch: the GPU runs plain torch instead of Triton kernels, "
-            "which is slower"
-        )
-        return False
-    if find_spec("triton") is None:
-        logger.warning(
-            "Triton is not installed: the GPU runs plain torch instead of Triton kernels, which is "
-            "slower; install a CUDA build of torch or the package triton"
-        )
-        return False
-    return True
+    if choice == "auto" and find_spec("triton") is not None:
+        return True
+    reason, remedy = "ELIAS_KERNELS is torch", ""
+    if choice == "auto":
+        reason = "Triton is not installed"
+        remedy = "; install a CUDA build of torch or the package triton"
+    message = "%s: the GPU runs plain torch instead of Triton kernels, which is slower%s"
+    logger.warning(message, reason, remedy)
+    return False
 
 
 def runs_triton(tensor: Tensor) -> bool:
@@ -243,19 +239,14 @@ def label_loss(
     bias: Float[Tensor, " L"],
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
-    gradients: IndexGradients | None = None,
+    gradients: IndexGradients,
 ) -> Float[Tensor, ""]:
-    """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ.
+    """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ. This requires Triton.
 
-    If ``gradients`` is given, logits and loss are one autograd operation that runs Triton kernels,
-    and the backward pass adds the gradient of the classifiers to ``gradients``.
+    Logits and loss are one autograd operation. The backward pass adds the gradient of the
+    classifiers to ``gradients``.
     """
-    if gradients is not None:
-        return _gpu().label_loss(
-            embedding, shortlist_log, weight, bias, labels, positives, gradients
-        )
-    logits = label_logits(embedding, weight, bias, labels)
-    return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
+    return _gpu().label_loss(embedding, shortlist_log, weight, bias, labels, positives, gradients)
 
 
 def every_label_bce(

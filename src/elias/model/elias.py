@@ -129,10 +129,6 @@ class EliasModel(nn.Module):
         """Convert W_L to bfloat16."""
         self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
 
-    def cluster_log_scores(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
-        """Return log ŝ_c = min(0, log α + logsoftmax_c(ŵ_c·φ + bias_c)), Eq. 1."""
-        return self.unsaturated_log(embedding).clamp(max=0)
-
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return log(α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1 before its min(1, ·).
 

@@ -6,7 +6,6 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -27,6 +26,17 @@ class TextEncoder(nn.Module):
     """True if the input is the sparse features of a corpus instead of text."""
     n_features: int = 0
     """Number of token ids or, if `reads_features` is True, of input features."""
+    uses_numba: bool = False
+    """True if most of the work on a CPU is done by numba kernels instead of torch."""
+    takes_padded: bool = False
+    """True if `embed` accepts padded batches, so that CUDA graphs can capture the encoder."""
+    pad_id: int = 0
+    """Token id of the padding."""
+    max_length: int = 0
+    """Maximum number of tokens of a padded text."""
+    current_windows: tuple[Tensor, Tensor] | None = None
+    """While windows of long texts are encoded: the text of each row, and the number of its window
+    in this text. `KeyedDropout` needs them. None if every row is a whole text."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
@@ -41,22 +51,9 @@ class TextEncoder(nn.Module):
     def table_names(self) -> set[str]:
         """Return the names of the parameters that are tables with sparse gradients."""
 
-    uses_numba: bool = False
-    """True if most of the work on a CPU is done by numba kernels instead of torch."""
-
     def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
         """Prepare for many batches, for example by compiling. Return whether anything changed."""
         return False
-
-    takes_padded: bool = False
-    """True if `embed` accepts padded batches, so that CUDA graphs can capture the encoder."""
-    pad_id: int = 0
-    """Token id of the padding."""
-    max_length: int = 0
-    """Maximum number of tokens of a padded text."""
-    current_windows: tuple[Tensor, Tensor] | None = None
-    """Text and number of each row while windows of long texts are encoded, for `KeyedDropout`. None
-    if rows are whole texts."""
 
     def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each padded text, like `forward`."""
@@ -98,9 +95,7 @@ class BagEncoder(TextEncoder):
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "this encoder reads features, not texts"
-        features = self.featurizer.transform(texts)
-        ids = features.indices.astype(np.int32, copy=False)
-        return Tokens(features.indptr.astype(np.int64), ids, features.data)
+        return Tokens.from_csr(self.featurizer.transform(texts))
 
     @property
     def fingerprint(self) -> str:
@@ -120,7 +115,10 @@ class BagEncoder(TextEncoder):
         """Return φ(x) of each text."""
         assert batch.weights is not None
         weights = nn.functional.dropout(batch.weights, self.token_dropout, self.training)
-        summed = bag_sum(self.vectors, batch.ids, batch.offsets, weights)  # (B, D)
+        return self.mix(bag_sum(self.vectors, batch.ids, batch.offsets, weights))
+
+    def mix(self, summed: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
+        """Return φ(x), given the weighted sum of the word vectors of each text."""
         mixed = summed + self.narrow(nn.functional.gelu(self.widen(summed)))
         embedding: Tensor = self.dropout(self.norm(mixed))
         return embedding

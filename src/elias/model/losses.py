@@ -43,7 +43,7 @@ def classification_loss(
     float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
     gradient of W_L.
     """
-    if rows.whole:
+    if rows.whole and gradients is not None:
         return label_loss(
             embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
         )

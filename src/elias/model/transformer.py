@@ -172,8 +172,7 @@ class TransformerEncoder(TextEncoder):
         n_truncated = 0
         with progress("Tokenizing", len(texts)) as advance:
             for start in range(0, len(texts), _TEXTS_PER_CHUNK):
-                chunk = texts[start : start + _TEXTS_PER_CHUNK]
-                encodings = self._encode([_SURROGATE.sub("\ufffd", text) for text in chunk])
+                encodings = self._encode(texts[start : start + _TEXTS_PER_CHUNK])
                 rows = [encoding.ids for encoding in encodings]
                 for row, encoding in zip(rows, encodings, strict=True):
                     further = encoding.overflowing
@@ -188,13 +187,13 @@ class TransformerEncoder(TextEncoder):
 
     def windows_needed(self, texts: Sequence[str]) -> int:
         """Return the number of windows in which 95% of the texts are read whole."""
-        encodings = self._encode([_SURROGATE.sub("\ufffd", text) for text in texts])
-        counts = [1 + len(encoding.overflowing) for encoding in encodings]
+        counts = [1 + len(encoding.overflowing) for encoding in self._encode(texts)]
         return int(np.percentile(counts, 95, method="higher"))
 
-    def _encode(self, texts: list[str]) -> Any:
+    def _encode(self, texts: Sequence[str]) -> Any:
+        clean = [_SURROGATE.sub("\ufffd", text) for text in texts]
         try:
-            return self.tokenizer.encode_batch_fast(texts)
+            return self.tokenizer.encode_batch_fast(clean)
         except Exception as error:  # tokenizers raises no narrower type
             raise ModelError(
                 f"the tokenizer cannot read a text ({quoted(error)}); use the {TOKENIZER_FILE} "

@@ -197,9 +197,7 @@ class _Graph(nn.Module):
         """Return φ(x) of a `BagEncoder`. Padding has weight 0."""
         encoder: Any = self.model.encoder
         vectors = nn.functional.embedding(ids, encoder.vectors)  # (B, T, D)
-        summed = (weights.unsqueeze(1) @ vectors).squeeze(1)
-        mixed = summed + encoder.narrow(nn.functional.gelu(encoder.widen(summed)))
-        embedding: Tensor = encoder.norm(mixed)
+        embedding: Tensor = encoder.mix((weights.unsqueeze(1) @ vectors).squeeze(1))
         return embedding
 
     def embed(self, ids: Tensor, mask: Tensor) -> Tensor:

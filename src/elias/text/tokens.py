@@ -84,8 +84,8 @@ class Tokens:
         """Convert a feature matrix. Column indices become token ids, and values become weights."""
         return cls(
             offsets=features.indptr.astype(np.int64),
-            ids=features.indices.astype(np.int32),
-            weights=features.data.astype(np.float32),
+            ids=features.indices.astype(np.int32, copy=False),
+            weights=features.data.astype(np.float32, copy=False),
         )
 
     @classmethod

@@ -115,7 +115,8 @@ def test_the_best_clusters_come_with_their_scores(model, tokens):
 
     with torch.no_grad():
         dense = (
-            model.cluster_log_scores(torch.from_numpy(embed_all(model.encoder, tokens)))
+            model.unsaturated_log(torch.from_numpy(embed_all(model.encoder, tokens)))
+            .clamp(max=0)
             .exp()
             .numpy()
         )

@@ -14,7 +14,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from elias.kernels.adamw_state import History, LinearState, RowState
-from elias.kernels.gpu.rows import RowPairs, block_sizes, row_programs, row_sum
+from elias.kernels.gpu.rows import RowPairs, block_sizes, row_sum
+
+_PROGRAMS = 2112  # among which rows are divided: 16 per multiprocessor of an H200
 
 
 def adamw_pairs(
@@ -37,7 +39,7 @@ def adamw_pairs(
     # if rows have few pairs, most pairs in a larger block would be masked
     block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
     block_a, block_b = block_sizes(weight.shape[1])
-    _adamw_pairs[(row_programs(pairs),)](
+    _adamw_pairs[(min(_PROGRAMS, len(pairs.ids)),)](
         weight.detach(),
         bias.detach(),
         *state,

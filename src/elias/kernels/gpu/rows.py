@@ -21,7 +21,6 @@ from elias.kernels.adamw_state import IndexGradients
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8
 _SUM_PROGRAMS = 8192  # number of one-warp programs that keeps a large GPU busy
-_ROW_PROGRAMS = 2112  # programs that process table rows: 16 per multiprocessor of an H200
 _HEADS_BLOCK = 1024
 
 
@@ -167,11 +166,6 @@ def pair_rows(
         )
     flat = coefficients.reshape(-1).contiguous()
     return RowPairs(sorted_ids, order, heads, n_heads, flat, vectors.contiguous(), ids.shape[1])
-
-
-def row_programs(pairs: RowPairs) -> int:
-    """Return the number of programs among which to divide the rows of these pairs."""
-    return max(1, min(_ROW_PROGRAMS, len(pairs.ids)))
 
 
 @triton.jit
