@@ -24,6 +24,7 @@ from elias.data.corpus import resolve_config
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
+from elias.persistence.hub import markdown_table
 from elias.report.html import seconds
 from elias.report.plots import Axis, Plot, standalone
 from elias.training.run import write_json, write_text
@@ -222,9 +223,7 @@ class Table:
     def markdown(self, lines: Sequence[Line]) -> str:
         """Return a Markdown table of all columns that have a number."""
         columns = [key for key in self.columns if any(key in line.mean for line in lines)]
-        rows = [self.header(columns), ["---"] * (len(columns) + 1), *self.rows(lines, columns)]
-        escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)
-        return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+        return markdown_table(self.header(columns), self.rows(lines, columns))
 
 
 def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Markup:

@@ -26,6 +26,7 @@ from elias.data.splits import validation_split
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_mean, quoted
 from elias.kernels.device import pick_device
+from elias.persistence.hub import markdown_table
 from elias.progress import progress, progress_disabled
 from elias.report import html
 from elias.report.plots import Axis, Plot
@@ -62,7 +63,8 @@ class Parameter:
     name: str
     """The configuration key. ``stages.*.epochs`` stands for the key in all stages."""
     kind: str
-    """``factor`` (multiples of the default), ``range`` or ``values``."""
+    """``factor``: multiples of the default; ``range``: numbers between two limits; ``values``: a
+    list to choose from."""
     options: Sequence[Any]
     """All values if `is_choice`, otherwise the lowest and the highest value."""
     defaults: Mapping[str, Any]
@@ -456,8 +458,7 @@ def write_results(tuner: Tuner, folder: Path) -> None:
     command = f"elias train DATA --config {folder / BEST_FILE}"
     markdown = f"# Tuning\n\n{headline}\n\n    {command}\n"
     for title, (header, cells) in tables.items():
-        lines = (" | ".join(row) for row in (header, ["---"] * len(header), *cells))
-        markdown += f"\n## {title}\n\n" + "".join(f"| {line} |\n" for line in lines)
+        markdown += f"\n## {title}\n\n{markdown_table(header, cells)}"
     page = {"headline": headline, "command": command, "plot": plot.svg(headline), "tables": tables}
     write_text(folder / BEST_FILE, f"# {headline}\n{config_toml(tuner.best_config())}")
     write_text(folder / MARKDOWN_FILE, markdown)

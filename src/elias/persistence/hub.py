@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -240,7 +240,7 @@ def _sections(metadata: Mapping[str, Any]) -> str:
     ]
     ece = "Expected calibration error of the best five labels, and the best F1, in percent.\n\n"
     return "".join(
-        f"## {title}\n\n{note}{_table(head, rows)}\n"
+        f"## {title}\n\n{note}{markdown_table(head, rows)}\n"
         for title, note, head, rows in (
             ("Results", "In percent.\n\n", ["", *columns], results),
             ("Probabilities", ece, ["", ""], probabilities),
@@ -259,8 +259,9 @@ def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield (*path, key), value
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table. Each cell is written on one line, and its ``|`` are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 

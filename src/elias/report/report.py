@@ -193,18 +193,18 @@ def report_values(
     if split is not None:
         components = model.predict_components(split)
         predictions = {COMPONENTS.get(key, key): one for key, one in components.items()}
+        last = components[model.components[-1]]
         recorded = metrics.get(name, {})
         values |= {
             "split": name,
             "n_evaluated": len(split),
             "recall": recall_values(predictions, split.labels, frequencies, recorded),
-            "groups": group_values(model, components[model.components[-1]], split, frequencies),
+            "groups": group_values(model, last, split, frequencies),
             "min_group": MIN_GROUP,
             "examples": _examples(model, split),
             "label_names": model.label_names,
         }
         if model.probabilities:
-            last = components[model.components[-1]]
             values["reliability"] = _reliability_values(last, split.labels)
             values["decisions"] = decision_values(model.assign(last), split.labels, frequencies)
     if model.config.index.kind != "all":

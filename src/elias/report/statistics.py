@@ -17,6 +17,7 @@ from elias.metrics import label_deciles, recall_by_decile, score
 from elias.model.batched import embed_all
 from elias.progress import track
 from elias.rerank.reranker import relevant_candidates
+from elias.rerank.sparse_ranker import unit_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -250,9 +251,7 @@ def spread(embedding: Floats) -> float:
 
     It is 0 if all directions are equal, and 1 if they cancel out.
     """
-    lengths = np.linalg.norm(embedding, axis=1, keepdims=True)
-    directions = embedding / np.maximum(lengths, 1e-12)
-    return float(1 - np.linalg.norm(directions.mean(axis=0)))
+    return float(1 - np.linalg.norm(unit_embedding(embedding).mean(axis=0)))
 
 
 def _column_rows(matrix: csc_matrix, column: int) -> Ints:
