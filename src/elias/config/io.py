@@ -105,7 +105,10 @@ def _child(node: Any, part: str, where: str) -> Any:
 
 
 def _key_hint(dotted: str, part: str, known: Mapping[str, Any]) -> str:
-    """Say what replaced ``part``, the last part of ``dotted``, or suggest a known key."""
+    """Return a hint about the unknown key ``dotted``, whose last part is ``part``.
+
+    It names the replacement of a removed key, or the most similar of the ``known`` keys.
+    """
     if (key := f"{dotted.partition('.')[0]}.{part}") in _REMOVED | _REPLACED:
         return f", which was removed: {_REPLACED.get(key) or f'it is always {_REMOVED[key]}'}"
     hint = did_you_mean(part, known)

@@ -188,7 +188,7 @@ class Featurizer:
     """Number of words in the longest word n-gram."""
 
     reads_symbols: bool = field(init=False, repr=False)
-    """Whether the vocabulary was fitted on `SplitTexts` with symbols."""
+    """True if the vocabulary was fitted on `SplitTexts` with symbols."""
 
     def __post_init__(self) -> None:
         """Set `reads_symbols`."""

@@ -311,8 +311,9 @@ class Checkpoints:
             raise Interrupted(f"stopped after {where}{problem}", signal_number=stop)
 
     def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
-        """Return the newest intact checkpoint for whose metadata ``accept`` returns True.
+        """Return the path of the newest checkpoint that can be used, or None if there is none.
 
+        ``accept`` is called with the metadata of a checkpoint, and returns whether to use it.
         Damaged checkpoints are removed with a warning.
         """
         for path in reversed(self._paths()):
