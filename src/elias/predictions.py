@@ -58,6 +58,12 @@ class Candidates:
         channel = None if self.channel is None else self.channel[:, :k]
         return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
 
+    def take(self, rows: NDArray[np.bool_] | slice) -> Candidates:
+        """Return the candidates of some points, given by a mask or a slice."""
+        embedding = None if self.embedding is None else self.embedding[rows]
+        channel = None if self.channel is None else self.channel[rows]
+        return Candidates(self.ids[rows], self.scores[rows], embedding, channel)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 Mixture: TypeAlias = Literal["sum", "blend"]
-MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
-"""Formulas of the final score. ``sum`` is from the paper, ``blend`` from the authors' program.
+"""Formula of the final score: T + p·q (the paper) or 0.3·T + 0.7·p·q (the authors' program).
 
 The sum is a ranking score, not a probability, because it can exceed 1.
 """

@@ -97,14 +97,14 @@ class Probabilities:
         knots = np.asarray(isotonic.X_thresholds_, dtype=np.float64)
         values = np.asarray(isotonic.y_thresholds_, dtype=np.float64)
         probability = np.interp(scores, knots, values)
-        precision, recall = _precision_and_recall(probability, relevant, int(labels.nnz))
-        steps = np.zeros(known.shape, dtype=int)
-        steps[known] = _steps(probability)
-        rules = _choose_rules(steps, np.where(known, predictions.ids, -1), labels)
-        learned = cls(knots, values, precision, recall, rules)
+        steps, ids = _steps(probability), predictions.ids[known]
+        assigned, right = _reached(steps), _reached(steps, relevant)
+        precision = np.divide(right, assigned, out=np.ones_like(right), where=assigned > 0)
+        is_best = np.nonzero(known)[1] == 0
+        rules = _choose_rules(steps, ids, relevant, is_best, labels)
         lowest = round(_STEPS * rules["f1"][0])
-        by_label = _label_thresholds(steps[known], predictions.ids[known], relevant, labels, lowest)
-        return replace(learned, by_label=by_label)
+        by_label = _label_thresholds(steps, ids, relevant, labels, lowest)
+        return cls(knots, values, precision, right / max(labels.nnz, 1), rules, by_label)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score. Padding has probability 0."""
@@ -295,28 +295,31 @@ def _steps(probability: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _choose_rules(
-    steps: NDArray[np.int64], ids: NDArray[np.integer[Any]], labels: csr_matrix
+    steps: NDArray[np.int64],
+    ids: NDArray[np.integer[Any]],
+    relevant: NDArray[np.bool_],
+    is_best: NDArray[np.bool_],
+    labels: csr_matrix,
 ) -> dict[str, tuple[float, bool]]:
     """Return the best decision rule for each of `F1_TARGETS` on held-out points.
 
     If every point has exactly one label, F1 assigns one label to each.
 
     Args:
-        steps: (N, k) result of `_steps` for the ranked labels of each point.
-        ids: (N, k) their ids, -1 for padding.
+        steps: (M,) result of `_steps` for all predicted pairs.
+        ids: (M,) their labels.
+        relevant: (M,) whether they are true.
+        is_best: (M,) whether they are the best of their points.
         labels: (N, L) relevant labels.
     """
-    known = ids >= 0
-    right = relevant_candidates(np.where(known, ids, labels.shape[1]), labels)[known]
     # number the labels that occur: the others do not change which rule is best
-    names, of_label = np.unique(np.append(ids[known], labels.indices), return_inverse=True)
-    n_labels, n_pairs = len(names), len(right)
-    n_relevant = np.bincount(of_label[n_pairs:], minlength=n_labels)
+    names, of_label = np.unique(np.append(ids, labels.indices), return_inverse=True)
+    n_labels = len(names)
+    n_relevant = np.bincount(of_label[len(ids) :], minlength=n_labels)
     rules: dict[str, tuple[float, bool]] = {}
     best = dict.fromkeys(F1_TARGETS, -1.0)
     for keep_best in (False, True):
-        is_kept = keep_best & (np.arange(ids.shape[1]) == 0)
-        reached = np.where(is_kept, _STEPS, steps)[known]
+        reached = np.where(is_best & keep_best, _STEPS, steps)
         order = np.argsort(-reached, kind="stable")
         ends = np.searchsorted(-reached[order], -np.arange(_STEPS + 1), side="right")
         assigned, hits = np.zeros((2, n_labels))
@@ -325,7 +328,7 @@ def _choose_rules(
             new = order[begin : ends[step]]
             begin = ends[step]
             assigned += np.bincount(of_label[new], minlength=n_labels)
-            hits += np.bincount(of_label[new], weights=right[new], minlength=n_labels)
+            hits += np.bincount(of_label[new], weights=relevant[new], minlength=n_labels)
             totals = assigned + n_relevant
             values = (
                 2 * hits.sum() / max(1, totals.sum()),
@@ -386,17 +389,6 @@ def _reached(
     return counts[::-1].cumsum()[::-1].astype(np.float64)
 
 
-def _precision_and_recall(
-    probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return precision and recall at each threshold."""
-    step = _steps(probability)
-    assigned = np.bincount(step, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
-    right = np.bincount(step, weights=relevant, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
-    precision = np.divide(right, assigned, out=np.ones_like(right), where=assigned > 0)
-    return precision, right / max(n_relevant, 1)
-
-
 def add_probabilities(
     model: Elias,
     predicted: Mapping[str, tuple[Predictions, csr_matrix]],
@@ -431,9 +423,8 @@ def add_probabilities(
     for split, (predictions, labels) in predicted.items():
         ranked = replace(predictions, probabilities=learned.of(predictions.scores))
         at_threshold[split] = rounded(f1_metrics(model.assign(ranked), labels))
-        best = ranked.top(ECE_AT)
         errors[split] = {
-            when: round(calibration_error(best, labels, ECE_AT, calibrated=when == "after"), 4)
+            when: round(calibration_error(ranked, labels, ECE_AT, calibrated=when == "after"), 4)
             for when in ("before", "after")
         }
     at_rule = at_threshold[name]

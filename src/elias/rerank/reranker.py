@@ -264,20 +264,13 @@ class Reranker:
         Each point is ranked by a ranker and calibrations that were fitted on other points, as a new
         text is.
         """
-        names = self.components
-        parts, n_labels = [], len(self.frequencies)
+        names, parts = self.components, []
         for rows, fold in self.cross_fitted:
-            dense = None if candidates.embedding is None else candidates.embedding[rows]
-            part = Candidates(candidates.ids[rows], candidates.scores[rows], dense)
+            part = candidates.take(rows)
             parts.append(fold.rerank(part, (), names, count=count, width=width, psi=psi[rows]))
         order = np.argsort(np.concatenate([np.flatnonzero(rows) for rows, _ in self.cross_fitted]))
         return {
-            name: Predictions(
-                np.concatenate([part[name].ids for part in parts])[order],
-                np.concatenate([part[name].scores for part in parts])[order],
-                n_labels,
-            )
-            for name in names
+            name: Predictions.stack([part[name] for part in parts]).take(order) for name in names
         }
 
     def up_to(self, component: str) -> Reranker:
@@ -319,8 +312,7 @@ class Reranker:
         for start in range(0, max(len(ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            dense = None if candidates.embedding is None else candidates.embedding[rows]
-            best = Candidates(ids[rows, :count], p[rows, :count], dense)
+            best = candidates.take(rows).top(count)
             for name, score in self.scores(best, features, components)[0].items():
                 scores[name].append(score)
         predictions = {}
