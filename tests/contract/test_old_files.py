@@ -20,17 +20,17 @@ def predicted(model):
     return model.predict(texts, top_k=3).to_dicts()
 
 
-def assert_as_recorded(rankings):
-    lines = (FIXTURES / "model-0.1-predictions.jsonl").read_text(encoding="utf8").splitlines()
+def assert_as_recorded(rankings, name="model-0.1"):
+    lines = (FIXTURES / f"{name}-predictions.jsonl").read_text(encoding="utf8").splitlines()
     recorded = [json.loads(line)["labels"] for line in lines]
-    for name in ("id", "label"):
-        assert [[each[name] for each in row] for row in rankings] == [
-            [each[name] for each in row] for row in recorded
+    for field in ("id", "label"):
+        assert [[each[field] for each in row] for row in rankings] == [
+            [each[field] for each in row] for row in recorded
         ]
-    for name in ("score", "probability"):
+    for field in ("score", "probability"):
         np.testing.assert_allclose(
-            [each[name] for row in rankings for each in row],
-            [each[name] for row in recorded for each in row],
+            [each[field] for row in rankings for each in row],
+            [each[field] for row in recorded for each in row],
             rtol=1e-5,
         )
 
@@ -54,6 +54,18 @@ def test_a_model_saved_by_0_1_is_saved_again_in_the_current_format(tmp_path):
     assert manifest["format_version"] == 3
     assert again.metadata == model.metadata
     assert_as_recorded(predicted(again))
+
+
+@pytest.mark.parametrize("name", ["model-0.2", "model-0.2-compact"])
+def test_a_model_saved_by_0_2_loads_with_its_labels_and_predicts_the_same(name):
+    model = Elias.from_pretrained(FIXTURES / name, device="cpu")
+
+    rankings = predicted(model)
+
+    assert model.components == ("stage2", "rerank", "calibrate", "names")
+    added = model.label_table.match(["u:1", "red herring"])
+    assert added == [16, 16]
+    assert_as_recorded(rankings, name)
 
 
 def test_the_old_name_of_metadata_warns():
