@@ -512,9 +512,10 @@ class Checks:
         twin = copy.deepcopy(model)
         held = IndexGradients(model.graph.edge_logits.detach())
         options = {"shortlist_weight": 0.3, "mean": False}
-        actual = model.losses(*batches[0], sizes, **options, gradients=held)
+        tokens, *labels = batches[0]
+        actual = model.losses(model.encoder(tokens), *labels, sizes, **options, gradients=held)
         actual.total.backward()
-        expected = twin.losses(*batches[0], sizes, **options)
+        expected = twin.losses(twin.encoder(tokens), *labels, sizes, **options)
         expected.total.backward()
         errors = [error_of(one, other) for one, other in zip(actual, expected, strict=True)]
         errors += [
@@ -546,15 +547,17 @@ class Checks:
             device = one.labels.weight.device
             for batch in batches[:3]:
                 tokens = batch.tokens
-                moved = batch._replace(
-                    tokens=TokenBatch(  # its own `to` requires a tensor on the host
-                        tokens.ids.to(device), tokens.offsets.to(device), tokens.longest
-                    ),
-                    positives=batch.positives.to(device),
-                    parents=batch.parents.to(device),
+                tokens = TokenBatch(  # its own `to` requires a tensor on the host
+                    tokens.ids.to(device), tokens.offsets.to(device), tokens.longest
                 )
                 losses = one.losses(
-                    *moved, sizes, shortlist_weight=0.3, mean=False, gradients=optimizer.gradients
+                    one.encoder(tokens).float(),
+                    batch.positives.to(device),
+                    batch.parents.to(device),
+                    sizes,
+                    shortlist_weight=0.3,
+                    mean=False,
+                    gradients=optimizer.gradients,
                 )
                 losses.total.backward()
                 optimizer.step(1.0)
@@ -616,7 +619,7 @@ class Checks:
         captured = CudaGraphStep(
             model,
             optimizers[0].gradients,
-            lambda *batch: model.losses_of(*batch, sizes, **options[0]),
+            lambda *batch: model.losses(*batch, sizes, **options[0]),
             accumulates=False,
             batch_size=32,
         )
@@ -629,7 +632,7 @@ class Checks:
             with self._no_memory_left() if i == short_at else nullcontext():
                 actual = captured(square, batch.positives, batch.parents)
             embedding = twin.encoder.embed(square).float()
-            expected = twin.losses_of(embedding, *batch[1:], sizes, **options[1])
+            expected = twin.losses(embedding, *batch[1:], sizes, **options[1])
             expected.total.backward()
             errors.append(error_of(actual.total, expected.total))
             for optimizer in optimizers:
@@ -710,7 +713,13 @@ class Checks:
 
         def step(batch):
             losses = model.losses(
-                *batch, sizes, shortlist_weight=0.3, mean=False, gradients=optimizer.gradients
+                model.encoder(batch.tokens),
+                batch.positives,
+                batch.parents,
+                sizes,
+                shortlist_weight=0.3,
+                mean=False,
+                gradients=optimizer.gradients,
             )
             losses.total.backward()
             optimizer.step(1.0)

@@ -207,7 +207,9 @@ def stepper(shape, model, optimizer, batches, *, captured):
     options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
 
     def launched(i):
-        model.losses(*batches[i % len(batches)], sizes, **options).total.backward()
+        tokens, *labels = batches[i % len(batches)]
+        embedding = model.encoder(tokens).float()
+        model.losses(embedding, *labels, sizes, **options).total.backward()
         optimizer.step(1.0)
 
     if not captured:
@@ -215,7 +217,7 @@ def stepper(shape, model, optimizer, batches, *, captured):
     graphs = CudaGraphStep(
         model,
         optimizer.gradients,
-        lambda *batch: model.losses_of(*batch, sizes, **options),
+        lambda *batch: model.losses(*batch, sizes, **options),
         accumulates=False,
         batch_size=shape.batch,
     )

@@ -70,7 +70,8 @@ def main():
 
     def step():
         update = optimizer.label_update(1.0)
-        model.all_losses(tokens, positives, mean=False, update=update).total.backward()
+        embedding = model.encoder(tokens)
+        model.all_losses(embedding, positives, mean=False, update=update).total.backward()
         optimizer.step(1.0)
 
     with tensor_cores():

@@ -126,7 +126,7 @@ def test_the_naive_loss_and_its_gradients_are_ours(problem):
     sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
     ours, theirs = (model.encoder(batch.tokens).detach().requires_grad_() for _ in range(2))
 
-    loss = model.losses_of(ours, positives, parents, sizes, shortlist_weight=0.05, mean=True).total
+    loss = model.losses(ours, positives, parents, sizes, shortlist_weight=0.05, mean=True).total
     loss.backward()
     actual = naive.search(theirs, parents)
     naive_loss = naive.loss(actual, naive.classify(theirs, actual[2]), positives)

@@ -402,8 +402,10 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
             patch.setattr(optim, "runs_triton", lambda _, by_kernels=model is fast: by_kernels)
             optimizer = Optimizer(model, stage)
         for step in range(index_every):
+            tokens, *batch = make_batch(seed + 10 * step, model)
             actual = model.losses(
-                *make_batch(seed + 10 * step, model),
+                model.encoder(tokens),
+                *batch,
                 shortlist_weight=0.3,
                 mean=False,
                 gradients=optimizer.gradients,
@@ -425,8 +427,10 @@ def test_a_kernel_optimizer_resumes_from_its_state(learned, stop, monkeypatch):
 
     def train(model, optimizer, steps):
         for step in steps:
+            tokens, *batch = make_batch(10 * step, model)
             actual = model.losses(
-                *make_batch(10 * step, model),
+                model.encoder(tokens),
+                *batch,
                 shortlist_weight=0.3,
                 mean=False,
                 gradients=optimizer.gradients,
@@ -476,7 +480,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
     step = CudaGraphStep(
         captured,
         held[1],
-        lambda *batch: captured.losses_of(*batch, SearchSizes(3, 6), **options, gradients=held[1]),
+        lambda *batch: captured.losses(*batch, SearchSizes(3, 6), **options, gradients=held[1]),
         accumulates=index_every > 1,
         batch_size=3,
         record=rerun,
@@ -484,7 +488,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
 
     for i in range(index_every + 1):
         tokens, *labels, sizes = make_batch(seed + 10 * i, plain)
-        expected = plain.losses(tokens, *labels, sizes, **options, gradients=held[0])
+        expected = plain.losses(plain.encoder(tokens), *labels, sizes, **options, gradients=held[0])
         expected.total.backward()
         actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
         for optimizer in optimizers:
@@ -508,7 +512,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
     step = CudaGraphStep(
         model,
         held,
-        lambda *batch: model.losses_of(*batch, sizes, **options),
+        lambda *batch: model.losses(*batch, sizes, **options),
         accumulates=False,
         batch_size=3,
         record=broken,
@@ -517,6 +521,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
     for _ in range(2):  # a shape is recorded when it comes again
         actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
 
-    torch.testing.assert_close(actual.total, model.losses(tokens, *labels, sizes, **options).total)
+    expected = model.losses(model.encoder(tokens), *labels, sizes, **options)
+    torch.testing.assert_close(actual.total, expected.total)
     assert "no graphs on this driver" in caplog.text
     assert model.encoder.vectors.grad.abs().sum() > 0

@@ -44,8 +44,9 @@ class Lookup(TextEncoder):
         return self.vectors[batch.ids]
 
 
-def batch_of(n_points):
-    return TokenBatch(ids=torch.arange(n_points), offsets=torch.arange(n_points + 1), longest=1)
+def embed(model, n_points):
+    offsets = torch.arange(n_points + 1)
+    return model.encoder(TokenBatch(ids=torch.arange(n_points), offsets=offsets, longest=1))
 
 
 def make_edges(n_clusters, n_edges, n_labels, generator):
@@ -174,7 +175,7 @@ def test_losses_and_all_gradients_are_those_of_the_slow_reference(
     beam_size = beam_size + positives.shape[1]
 
     actual = model.losses(
-        batch_of(len(positives)),
+        embed(model, len(positives)),
         positives,
         parents,
         SearchSizes(beam_size, size),
@@ -313,9 +314,9 @@ def test_more_padding_of_the_positives_changes_no_loss(case, extra):
 
     def total(positives):
         parents = parents_of(model, positives)
-        tokens = batch_of(len(positives))
+        embedding = embed(model, len(positives))
         return model.losses(
-            tokens, positives, parents, sizes, shortlist_weight=0.3, mean=False
+            embedding, positives, parents, sizes, shortlist_weight=0.3, mean=False
         ).total
 
     torch.testing.assert_close(total(torch.cat([positives, padding], dim=1)), total(positives))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,6 @@ from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import Losses, classification_loss, shortlist_loss
-from elias.text.batches import TokenBatch
 
 
 class SearchSizes(NamedTuple):
@@ -191,18 +190,6 @@ class EliasModel(nn.Module):
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(
-        self,
-        tokens: TokenBatch,
-        positives: Int[Tensor, "B Y"],
-        parents: Int[Tensor, "B Y"],
-        sizes: SearchSizes,
-        **options: Any,
-    ) -> Losses:
-        """Embed a batch of texts and return its losses; `losses_of` describes the arguments."""
-        embedding = self.encoder(tokens).float()
-        return self.losses_of(embedding, positives, parents, sizes, **options)
-
-    def losses_of(
         self,
         embedding: Float[Tensor, "B D"],
         positives: Int[Tensor, "B Y"],

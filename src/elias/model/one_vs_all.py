@@ -11,7 +11,6 @@ from elias.model.elias import EliasModel, LinearRows, SearchSizes, best_labels
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import Losses
-from elias.text.batches import TokenBatch
 
 
 class OneVsAll(EliasModel):
@@ -29,19 +28,18 @@ class OneVsAll(EliasModel):
 
     def all_losses(
         self,
-        tokens: TokenBatch,
+        embedding: Float[Tensor, "B D"],
         positives: Int[Tensor, "B Y"],
         *,
         mean: bool,
         update: LabelUpdate | None = None,
     ) -> Losses:
-        """Return the losses of a batch, like `losses`, but computed in chunks of labels.
+        """Return the losses of a batch of embedded texts, computed in chunks of labels.
 
         If ``update`` is given, it updates W_L after each chunk. With ``mean``, the loss is averaged
         over all B·L slots. Otherwise it is summed over labels and averaged over points. L_s is 0,
         because every label is reached.
         """
-        embedding = self.encoder(tokens).float()
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
         loss = self.labels.all_rows_loss(embedding, positives, 1 / slots, update)
         return Losses(loss, loss, torch.zeros_like(loss))

@@ -49,7 +49,7 @@ class CudaGraphStep:
         Args:
             model: A model in training mode on a GPU. Its weights must stay at the same addresses.
             gradients: Container that receives the gradients of W_L and A.
-            losses: Function that calls `EliasModel.losses_of` with φ, positives and parents.
+            losses: Function that calls `EliasModel.losses` with φ, positives and parents.
             accumulates: Whether gradients are accumulated over several steps and must be copied.
             batch_size: Number of points in a full batch. Smaller batches run without a graph.
             record: Function that captures a graph. Tests replace it.

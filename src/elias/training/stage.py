@@ -343,11 +343,14 @@ class StageLoop:
             assert self._cuda_graph_step is not None
             return self._cuda_graph_step(tokens, positives, parents[positives])
         options = self._loss_options(positives)
+        embedding = self.model.encoder(tokens).float()
         if isinstance(self.model, OneVsAll):
             update = self._optimizer.label_update(scale)
-            losses = self.model.all_losses(tokens, positives, mean=options["mean"], update=update)
+            losses = self.model.all_losses(
+                embedding, positives, mean=options["mean"], update=update
+            )
         else:
-            losses = self.model.losses(tokens, positives, parents[positives], **options)
+            losses = self.model.losses(embedding, positives, parents[positives], **options)
         losses.total.backward()  # type: ignore[no-untyped-call]
         return losses
 
@@ -360,7 +363,7 @@ class StageLoop:
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
             widest = (positives < self.model.n_labels).any(dim=0).sum().clamp(min=1)
             options = self._loss_options(positives)
-            return self.model.losses_of(embedding, positives, parents, **options, widest=widest)
+            return self.model.losses(embedding, positives, parents, **options, widest=widest)
 
         accumulates, batch_size = self.stage.index_every > 1, self.stage.batch_size
         return CudaGraphStep(

@@ -31,8 +31,9 @@ def make_model(edge_labels, n_labels, cluster_logits, label_logits, alpha=1.0):
     return model
 
 
-def batch_of(n_texts):
-    return TokenBatch(ids=torch.zeros(0).long(), offsets=torch.zeros(n_texts + 1).long(), longest=0)
+def embed(model, n_texts):
+    offsets = torch.zeros(n_texts + 1).long()
+    return model.encoder(TokenBatch(ids=torch.zeros(0).long(), offsets=offsets, longest=0))
 
 
 PHI = torch.tensor([[1.0, 0.0]])
@@ -96,7 +97,7 @@ def test_a_positive_outside_the_beam_is_learned_from_through_its_parent():
     positives, parents = torch.tensor([[1]]), torch.tensor([[1]])
 
     losses = model.losses(
-        batch_of(1), positives, parents, SearchSizes(1, 2), shortlist_weight=1.0, mean=False
+        embed(model, 1), positives, parents, SearchSizes(1, 2), shortlist_weight=1.0, mean=False
     )
 
     assert losses.shortlist.item() == pytest.approx(9, abs=1e-3)
@@ -116,7 +117,9 @@ def test_means_are_over_all_slots_and_sums_over_points():
 
     def run(mean):
         sizes = SearchSizes(1, 3)
-        return model.losses(batch_of(2), positives, parents, sizes, shortlist_weight=0.5, mean=mean)
+        return model.losses(
+            embed(model, 2), positives, parents, sizes, shortlist_weight=0.5, mean=mean
+        )
 
     sums, means = run(mean=False), run(mean=True)
 
@@ -130,7 +133,7 @@ def test_a_batch_without_positives_has_a_finite_loss():
     nothing = torch.full((3, 1), 2)
 
     losses = model.losses(
-        batch_of(3), nothing, nothing, SearchSizes(2, 2), shortlist_weight=1.0, mean=True
+        embed(model, 3), nothing, nothing, SearchSizes(2, 2), shortlist_weight=1.0, mean=True
     )
     losses.total.backward()
 
@@ -143,7 +146,7 @@ def test_a_parent_whose_softmax_underflows_still_gives_finite_gradients():
     positives, parents = torch.tensor([[1]]), torch.tensor([[1]])
 
     losses = model.losses(
-        batch_of(1), positives, parents, SearchSizes(2, 2), shortlist_weight=1.0, mean=False
+        embed(model, 1), positives, parents, SearchSizes(2, 2), shortlist_weight=1.0, mean=False
     )
     losses.total.backward()
 

@@ -29,7 +29,7 @@ def backward(model):
     tokens = model.encoder.tokenize(TEXTS)
     positives, parents = torch.tensor([[0], [1], [2]]), torch.tensor([[0], [1], [1]])
     losses = model.losses(
-        collate(tokens, np.arange(3)),
+        model.encoder(collate(tokens, np.arange(3))),
         positives,
         parents,
         SearchSizes(2, 3),

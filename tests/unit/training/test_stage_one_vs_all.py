@@ -73,7 +73,7 @@ def step(model, optimizer, scale):
     _, points = make_points()
     rows = np.arange(N_POINTS)
     losses = model.all_losses(
-        collate(points.tokens, rows),
+        model.encoder(collate(points.tokens, rows)),
         positives_of(points.labels, rows),
         mean=False,
         update=optimizer.label_update(scale),
