@@ -93,6 +93,15 @@ def test_a_batch_is_answered_like_its_texts(client, project, texts):
     assert client.post(f"{project}/suggest-batch", json={"documents": []}).json() == []
 
 
+def test_a_full_batch_may_have_metadata(client, project):
+    metadata = {f"key {i}": f"value {i}" for i in range(10)}
+    documents = [{"text": "a", "document_id": str(i), "metadata": metadata} for i in range(32)]
+
+    answer = client.post(f"{project}/suggest-batch", json={"documents": documents})
+
+    assert len(answer.json()) == 32
+
+
 def test_an_id_that_is_not_unicode_is_no_error_of_ours(client, project):
     body = b'{"documents": [{"text": "a", "document_id": "d\\ud800"}, {"text": "b"}]}'
 

@@ -25,7 +25,7 @@ SMALL = Limits(max_inputs=4, max_text=200, max_body=2000, max_batch=4, max_queue
 
 @pytest.fixture(scope="module")
 def server(run):
-    with live(run, limits=Limits(max_inputs=8, max_text=500, max_body=20_000)) as served:
+    with live(run, limits=Limits(max_inputs=8, max_text=500, max_body=40_000)) as served:
         yield served
 
 
@@ -191,7 +191,7 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
         ("POST", "/predict", {"inputs": [1]}, 422, "inputs.0: Input should be a valid string"),
         ("POST", "/predict", {"inputs": ["a"] * 9}, 413, "9 texts; at most 8 per request"),
         ("POST", "/predict", {"inputs": ["a" * 501]}, 413, "501 characters; at most 500"),
-        ("POST", "/predict", {"inputs": ["a" * 30_000]}, 413, "larger than 20,000 bytes"),
+        ("POST", "/predict", {"inputs": ["a" * 50_000]}, 413, "larger than 40,000 bytes"),
         ("POST", "/explain", {"inputs": ["a"], "label": 10**6}, 404, "no label 1000000"),
         ("GET", "/labels/1000000", None, 404, "no label 1000000"),
         ("GET", "/labels/1?member=3", None, 404, "no member 3"),
@@ -213,16 +213,20 @@ def test_invalid_requests_get_errors_of_one_form(client, method, path, body, sta
 @pytest.mark.parametrize(
     ("content", "status", "output"),
     [
-        (b'{"inputs": [' + b"1," * 9000 + b"1]}", 413, "bytes outside of strings"),
+        (b'{"inputs": [' + b"1," * 15_000 + b"1]}", 413, "bytes outside of strings"),
         (b'{"inputs": [' + b"1," * 3000 + b"1]}", 422, "inputs.0: Input should be a valid string"),
-        (b'{"inputs": [' + b'"",' * 5000 + b'""]}', 413, "80 strings; send at most 8 texts"),
-        (b"{" + b",".join(b'"%d": 1' % i for i in range(2000)) + b"}", 413, "more than 80 strings"),
+        (b'{"inputs": [' + b'"",' * 5000 + b'""]}', 413, "1,016 strings; send at most 8 texts"),
         (
-            b"{" + b",".join(b'"%d": 1' % i for i in range(70)) + b"}",
+            b"{" + b",".join(b'"%d": 1' % i for i in range(2000)) + b"}",
+            413,
+            "more than 1,016 strings",
+        ),
+        (
+            b"{" + b",".join(b'"%d": 1' % i for i in range(900)) + b"}",
             422,
             "unknown keys; the known",
         ),
-        (b'{"inputs": ' + b"[" * 15_000, 413, "bytes outside of strings"),
+        (b'{"inputs": ' + b"[" * 30_000, 413, "bytes outside of strings"),
         (b'{"inputs": ' + b"[" * 4000 + b"]" * 4000 + b"}", 422, "the body is not JSON"),
         ('{"inputs": ["a"]}'.encode("utf-16"), 422, "the body is not JSON"),
     ],

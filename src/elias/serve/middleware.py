@@ -51,7 +51,8 @@ _MAX_BODIES = 64
 """Number of bodies of the largest size that may be read at the same time."""
 _LARGE_BODY = 64 * 2**10
 """Body size in bytes from which the check runs on a thread, to keep the event loop free."""
-_EXTRA_STRINGS = 64
+_EXTRA_STRINGS = 1000
+"""Strings allowed in addition to texts. Documents for Annif have ids and other keys."""
 _BYTES_OUTSIDE = 8 * 2**10
 """Bytes allowed outside JSON strings, in addition to `_BYTES_PER_STRING` for each string."""
 _BYTES_PER_STRING = 16
