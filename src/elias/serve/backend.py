@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -349,7 +350,7 @@ class Backend:
         self.metrics.workers.set(1)
         seconds, n_labels = time.perf_counter() - start, loaded.model.n_labels
         logger.info("%s: %d labels, loaded in %.1f s", self.settings.model, n_labels, seconds)
-        await asyncio.to_thread(gc.collect)  # the old model is large and has reference cycles
+        await asyncio.to_thread(_free_memory)
 
     async def reload(self) -> bool:
         """Reload the model and return whether this succeeded. On failure, keep the old model."""
@@ -379,6 +380,13 @@ def _without_surrogates(table: LabelTable) -> LabelTable:
     """Return the table with names and ids that can be sent as JSON."""
     ids = None if table.ids is None else tuple(sanitize(table.ids)[0])
     return replace(table, names=tuple(sanitize(table.names)[0]), ids=ids)
+
+
+def _free_memory() -> None:
+    """Free the old model, which has reference cycles, and return its memory to the system."""
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # only glibc has this function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _not_ready() -> RequestError:
