@@ -37,7 +37,7 @@ from tokenizers import Regex, Tokenizer, normalizers
 from e2e.commands import elias
 from e2e.crash_worker import CORPUS
 from elias import Elias, EliasConfig, train
-from elias.data import convert, load_corpus
+from elias.data import convert, load_corpus, load_label_table
 from elias.data.atomic import cache_root
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import EliasError
@@ -48,6 +48,7 @@ from properties.test_fuzz import KINDS, ODD, damaged, files_of
 from saved_models import reseal
 from tiny_bert import save_tiny_bert
 from unit.data.readers.test_files_hostile import HUGE_CELLS
+from unit.data.readers.test_label_table_skos import BOMB
 
 MEBIBYTE = 1 << 20
 MOST_MEMORY = 600 * MEBIBYTE
@@ -181,6 +182,42 @@ def pipes(results, folder):
                 f"{name} is {device}", lambda: len(load_corpus(target / name).train), refused=True
             )
             shutil.rmtree(target)
+    attack.end()
+
+
+def hostile_vocabularies(results, folder):
+    attack = Attack(
+        results, "Hostile vocabularies: contexts elsewhere, entities, nesting, long literals"
+    )
+    address, start = "http://localhost:9/context", "@prefix skos: <http://skos/> . <http://a> a "
+    contents = {
+        "a.jsonld": [
+            json.dumps({"@context": address}),
+            json.dumps({"@context": [[[address]]]}),
+            json.dumps({"@context": {"a": {"@id": "http://a", "@context": address}}}),
+            json.dumps({"@context": {"@import": "file:///etc/hosts"}}),
+            "[" * 100_000,
+        ],
+        "a.rdf": [
+            BOMB.format("", "&e9;"),
+            BOMB.format("", "a\n" * 500_000),
+            BOMB.format(' rdf:parseType="Literal"', "<b>a</b>" * 100_000),
+            BOMB.format("", "<Concept><broader>" * 2000),
+            BOMB.replace("<!ENTITY e0", '<!ENTITY x SYSTEM "/dev/zero"><!ENTITY e0').format(
+                "", "&x;"
+            ),
+        ],
+        "a.ttl": [f"{start}[{'[' * 100_000}", f"{start}({'(' * 100_000}", "\0" * 1000],
+        "a.n3": ["{" * 100_000],
+    }
+    for name, texts in contents.items():
+        for text in texts:
+            path = folder / name
+            path.write_text(text, encoding="utf8")
+            refused = "/dev/zero" not in text  # an external entity is left out
+            attack.attempt(
+                f"{name} {text:.60}", lambda: len(load_label_table(path)), refused=refused
+            )
     attack.end()
 
 
@@ -451,6 +488,7 @@ def main():
     damaged_corpora(results, folder)
     bombs(results, folder)
     pipes(results, folder)
+    hostile_vocabularies(results, folder)
     flipped_models(results, folder, model, compact)
     forged_models(results, folder, model, compact)
     hostile_encoders(results, folder)

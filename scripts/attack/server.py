@@ -215,10 +215,15 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
     return bodies
 
 
+def annif_path(server: Server) -> str:
+    """Return the path of the route of Annif that suggests labels."""
+    (project,) = json.loads(server.ask("/v1/projects")[2])["projects"]
+    return f"/v1/projects/{project['project_id']}/suggest"
+
+
 def attack_bodies(server: Server, results: Results) -> None:
     """Send invalid bodies and the largest valid ones, and measure what they hold up."""
-    project = json.loads(server.ask("/v1/projects")[2])["projects"][0]["project_id"]
-    annif = f"/v1/projects/{project}/suggest"
+    annif = annif_path(server)
     attacks = [
         (path, name, body)
         for name, body in invalid_bodies().items()
@@ -264,17 +269,21 @@ def attack_bodies(server: Server, results: Results) -> None:
 def attack_with_random_bodies(server: Server, results: Results, n_bodies: int = 600) -> None:
     """Send bodies that are almost valid."""
     drawn, failures = random.Random(time.time_ns()), []
-    valid = json.dumps(
-        {"inputs": ["a text", "é😀"], "top_k": 3, "threshold": 0.5, "paths": 2, "words": False}
-    ).encode()
+    inputs = {"inputs": ["a text", "é😀"], "top_k": 3}
+    documents = [{"text": "a text", "document_id": "é😀"}, {"text": "another", "metadata": {}}]
+    valid = {
+        "/predict": {**inputs, "threshold": 0.5},
+        "/explain": {**inputs, "paths": 2, "words": False},
+        f"{annif_path(server)}-batch": {"documents": documents},
+    }
     pieces = [b'"', b"\\", b"[", b"]", b"{", b"}", b",", b":", b"1e999", b"-", b"null", b"\\ud800"]
     pieces += [b"\xf0\x9f", b"\0", b"true", b'"inputs"', b'"label"', b"NaN", b'""', b"0" * 5000]
     for _ in range(n_bodies):
-        body = bytearray(valid)
+        path = drawn.choice(list(valid))
+        body = bytearray(json.dumps(valid[path]).encode())
         for _ in range(drawn.randint(1, 8)):
             start = drawn.randrange(len(body) + 1)
             body[start : start + drawn.randint(0, 5)] = drawn.choice(pieces) * drawn.choice((1, 9))
-        path = drawn.choice(("/predict", "/explain"))
         status, *_ = server.ask(path, bytes(body))
         if status not in (200, 404, 413, 422):
             failures.append(f"{path} {bytes(body)!r}: {status}")
