@@ -74,7 +74,7 @@ class Elias:
         >>> from elias import Elias, EliasConfig, train
         >>> from elias.data.synthetic import synthetic_corpus
         >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-        >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+        >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
         >>> model = train(corpus, config)
 
         Save it to a folder and load it again:
@@ -325,7 +325,7 @@ class Elias:
             >>> from elias import EliasConfig, train
             >>> from elias.data.synthetic import synthetic_corpus
             >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-            >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+            >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
             >>> model = train(corpus, config)
             >>> larger = model.add_labels(["red herring"], {"red herring": ["a red fish"]})
             >>> larger.n_labels, "red herring" in larger.predict("the red herring").labels
@@ -444,7 +444,7 @@ class Elias:
             >>> from elias import EliasConfig, train
             >>> from elias.data.synthetic import synthetic_corpus
             >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-            >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+            >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
             >>> model = train(corpus, config)
             >>> best = model.explain(corpus.test.texts[0], top_k=3).labels[0]
             >>> best.paths[0].won

@@ -118,7 +118,7 @@ def prune_edges(
         >>> from elias.data.synthetic import synthetic_corpus
         >>> from elias import prune_edges
         >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-        >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+        >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
         >>> model = train(corpus, config)
         >>> pruned, edges = prune_edges(model, threshold=0.5)
         >>> edges.after < edges.before, len(pruned.predict(corpus.test.texts))

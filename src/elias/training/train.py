@@ -74,9 +74,7 @@ def train(
         >>> from elias import EliasConfig, train
         >>> from elias.data.synthetic import synthetic_corpus
         >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
-        >>> config = EliasConfig().override(
-        ...     {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
-        ... )
+        >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
         >>> model = train(corpus, config, device="cpu")
         >>> 1 < model.config.index.n_clusters < 30  # derived from the data
         True
