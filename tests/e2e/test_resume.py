@@ -431,7 +431,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path):
     data = write_synthetic(tmp_path / "data", n_points=300, n_labels=40)
     out = tmp_path / "run"
     settings = {"encoder.dim": 16, "encoder.hidden_dim": 16, "stages.stage1.batch_size": 4}
-    short = {"stages.stage1.epochs": 400, "stages.stage2.epochs": 1}
+    short = {"index.kind": "graph", "stages.stage1.epochs": 400, "stages.stage2.epochs": 1}
     options = [f"--set={key}={value}" for key, value in {**settings, **short}.items()]
     command = ["train", data, "--out", out, "--device", "cpu", "--set=eval.every=400", *options]
     process = start_elias(*command, "--set=checkpoint.minutes=1e-9", stdout=subprocess.PIPE)

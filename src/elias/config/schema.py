@@ -486,9 +486,11 @@ class EliasConfig:
 
         A stage is given by its name or position. A size may be None, so resolve the copy again.
         """
-        tree = self.to_dict()
-        if "index.kind" in changes:  # before the others: it decides which stages exist
-            set_key(tree, "index.kind", changes["index.kind"])
+        tree, kind = self.to_dict(), changes.get("index.kind", self.index.kind)
+        if kind is None and any(key.startswith(f"stages.{ONE_VS_ALL}.") for key in changes):
+            kind = "all"
+        if kind != self.index.kind:  # before the others: it decides which stages exist
+            set_key(tree, "index.kind", kind)
             tree = EliasConfig.from_dict(tree).to_dict()
         for key, value in changes.items():
             set_key(tree, key, value)

@@ -92,6 +92,15 @@ def test_the_stage_of_one_vs_all_can_be_changed_in_the_same_override():
     assert [stage.epochs for stage in first.stages] == [3]
 
 
+def test_a_setting_of_the_stage_of_one_vs_all_asks_for_it():
+    config = EliasConfig().override({"stages.one-vs-all.epochs": 3})
+
+    assert config.index.kind == "all"
+    assert [stage.epochs for stage in config.stages] == [3]
+    with pytest.raises(ConfigError, match="unknown stage 'stages.one-vs-all'"):
+        EliasConfig().override({"stages.one-vs-all.epochs": 3, "index.kind": "graph"})
+
+
 def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
     with pytest.raises(
         ConfigError, match=r"stages\.stage2\.learn_graph: with index\.kind='all' th"

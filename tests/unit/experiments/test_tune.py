@@ -21,6 +21,7 @@ from elias.training.stage import EpochReport
 TINY = {
     "encoder.dim": 8,
     "encoder.hidden_dim": 8,
+    "index.kind": "graph",
     "stages.stage1.epochs": 1,
     "stages.stage2.epochs": 2,
 }
