@@ -97,7 +97,7 @@ def test_a_setting_of_the_stage_of_one_vs_all_asks_for_it():
 
     assert config.index.kind == "all"
     assert [stage.epochs for stage in config.stages] == [3]
-    with pytest.raises(ConfigError, match="unknown stage 'stages.one-vs-all'"):
+    with pytest.raises(ConfigError, match=r"unknown stage 'stages[.]one-vs-all'"):
         EliasConfig().override({"stages.one-vs-all.epochs": 3, "index.kind": "graph"})
 
 
