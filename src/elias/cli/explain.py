@@ -102,6 +102,8 @@ def _legend(model: elias.Elias, member: int) -> str:
         if reranker.calibration is not None:
             calibrated = CALIBRATED if reranker.by_name is None else CALIBRATED_WITH_NAMES
             formula = SCORES[reranker.mixture] + calibrated
+        if reranker.sharpness > 1:  # otherwise it is part of the ranker's score
+            formula = formula.replace("p · ranker", f"p^{1 / reranker.sharpness:.3g} · ranker")
         lines.append(("the member's " if model.others else "") + formula)
     has_index = model.members[member].config.index.kind != "all"
     return "\n".join([*lines, LEGEND if has_index else LEGEND_WITHOUT_INDEX])

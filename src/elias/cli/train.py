@@ -155,13 +155,22 @@ def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
             f"{program} report {folder}",
             f"{program} info {folder}",
         ]
-    text = shlex.quote(console.one_line(textwrap.shorten(texts[0], 60, placeholder="")) or "a text")
+    text = _quoted(console.one_line(textwrap.shorten(texts[0], 60, placeholder="")) or "a text")
     can_serve = importlib.util.find_spec("fastapi") is not None
     return [
         f"echo {text} | {program} predict {folder}",
         f"{program} explain {folder} {text}",
         f"{program} {'serve' if can_serve else 'report'} {folder}",
     ]
+
+
+def _quoted(text: str) -> str:
+    """Quote a text for a shell, in double quotes if it has an apostrophe and they are enough.
+
+    >>> print(_quoted("a dog's life"), _quoted("five $"))
+    "a dog's life" 'five $'
+    """
+    return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 def show_plan(given: EliasConfig, config: ResolvedConfig, corpus: elias.Corpus) -> None:
