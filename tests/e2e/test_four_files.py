@@ -17,6 +17,7 @@ from e2e.commands import elias
 
 QUICK = ("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16")
 """Options that make training a matter of a second."""
+NUMBERS = "labels are numbers; a label table of ids and names shows names instead"
 N_ROWS, N_TEST = 200, 40
 TOPICS = {
     "Crime": ["detective", "robbery", "police", "alibi"],
@@ -147,7 +148,8 @@ def test_data_info_says_how_the_file_is_read(first_hour):
     assert any(line.startswith(labels) for line in lines)
     (frequent,) = (line[16:] for line in lines if line.startswith("frequent labels"))
     assert sorted(re.findall(r" (\S[^,]*) \(\d+\)", frequent)) == names
-    assert "hint" not in info.out
+    hints = [line.split(None, 1)[1] for line in lines if line.startswith("hint")]
+    assert hints == [NUMBERS] * names[0].isdecimal()
 
 
 def test_training_says_the_same_and_ends_with_a_table(first_hour):

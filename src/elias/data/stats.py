@@ -154,6 +154,8 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
     says_much = stats.labels >= _FEW_LABELS or any(" " in name for name in corpus.label_names)
     if says_much and is_single and n_once > stats.labels / 2:
         hints.append("one label per text, and most occur once: several in a cell? (separator=)")
+    if corpus.format in ("csv", "tsv") and all(name.isdecimal() for name in corpus.label_names):
+        hints.append("labels are numbers; a label table of ids and names shows names instead")
     if np.mean([len(name.split()) for name in corpus.label_names[:1000]]) > _LONG_NAME:
         hints.append("labels are long texts: is it the right column? (labels=)")
     return hints + training_hints(corpus.train, stats.labels)

@@ -216,7 +216,7 @@ class Reranker:
         powers = FEW_POWERS if every_label else POWERS
         sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
         if sharpness != powers[0]:
-            logger.info("exponent of the ranker score, chosen on held-out points: %g", sharpness)
+            logger.debug("exponent of the ranker score, chosen on held-out points: %g", sharpness)
         if every_label:  # trees did not help: the ranker has seen every pair
             ranker = replace(self, sharpness=sharpness)
             return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
