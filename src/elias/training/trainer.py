@@ -825,8 +825,8 @@ class Trainer:
             logger.warning("%s", hint)
         if n_unseen:
             logger.warning(
-                "%d of %d labels have no training point: they are predicted by their names",
-                *(n_unseen, len(counts)),
+                "%s of %s labels have no training point: they are predicted by their names",
+                *(f"{n_unseen:,}", f"{len(counts):,}"),
             )
         if n_empty > n_unseen:
             logger.info(
