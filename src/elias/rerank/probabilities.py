@@ -404,21 +404,51 @@ def add_probabilities(
         name: Name of the split to fit the map on. The model must not be trained on its points.
 
     Returns:
-        ECE@5 of each split in percent, before and after calibration, the threshold with the best
-        F1, and `f1_metrics` of each split at this threshold. The dictionary is empty if the map
-        cannot be fitted.
+        As `measure_probabilities`.
+    """
+    fit_probabilities(model, *predicted.get(name, (None, None)))
+    return measure_probabilities(model, predicted, name=name)
+
+
+def fit_probabilities(
+    model: Elias, predictions: Predictions | None, labels: csr_matrix | None
+) -> None:
+    """Fit probabilities for the last component of a model on predictions for held-out points.
+
+    The model has none if there are too few points, or if all or no predictions are right.
     """
     model.probabilities = None
-    model.metadata.pop(PROBABILITIES, None)
-    n_points = len(predicted[name][0]) if name in predicted else 0
-    if n_points < MIN_POINTS:
+    if predictions is None or labels is None or len(predictions) < MIN_POINTS:
+        n_points = 0 if predictions is None else len(predictions)
         logger.info("no probabilities: %d held-out points are too few to fit them", n_points)
-        return {}
-    learned = Probabilities.fit(*predicted[name])
-    if learned is None:
+        return
+    model.probabilities = Probabilities.fit(predictions, labels)
+    if model.probabilities is None:
         logger.info("no probabilities: all or no predictions for held-out points are right")
+
+
+def measure_probabilities(
+    model: Elias,
+    predicted: Mapping[str, tuple[Predictions, csr_matrix]],
+    *,
+    name: str = "validation",
+) -> dict[str, Any]:
+    """Return the quality of a model's probabilities, and add it to the metadata of the model.
+
+    Args:
+        model: A model, after `fit_probabilities`.
+        predicted: For each split, by name, the model's predictions and the relevant labels.
+        name: Name of the split on which the probabilities were fitted.
+
+    Returns:
+        ECE@5 of each split in percent, before and after calibration, the threshold with the best
+        F1, and `f1_metrics` of each split at this threshold. The dictionary is empty if the model
+        has no probabilities.
+    """
+    model.metadata.pop(PROBABILITIES, None)
+    learned = model.probabilities
+    if learned is None:
         return {}
-    model.probabilities = learned
     errors, at_threshold = {}, {}
     for split, (predictions, labels) in predicted.items():
         ranked = replace(predictions, probabilities=learned.of(predictions.scores))

@@ -45,13 +45,17 @@ from elias.inference.predict import (
 )
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure, rounded
-from elias.model.batched import SEARCH_GRAPHS
+from elias.model.batched import SEARCH_GRAPHS, embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
-from elias.rerank.probabilities import PROBABILITIES, add_probabilities
+from elias.rerank.probabilities import (
+    PROBABILITIES,
+    fit_probabilities,
+    measure_probabilities,
+)
 from elias.rerank.reranker import RERANK, Reranker
 from elias.rerank.sparse_ranker import RankerFeatures
 from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows
@@ -145,6 +149,8 @@ class Trainer:
         self.metrics = self.run.metrics()
         self.candidates: dict[str, Candidates] = {}
         """The candidates of each split after the last stage."""
+        self.embeddings: dict[str, NDArray[np.float32]] = {}
+        """φ(x) of each split, for labels without training points."""
         self.earlier: Checkpoint | None = None
         """The best finished stage before the current one, to return to if later ones are worse."""
 
@@ -585,16 +591,30 @@ class Trainer:
                     candidates, psi[name], count=count, width=max(top_k, count)
                 )
                 predictions[name] |= {c: ranked.top(top_k) for c, ranked in cross_fitted.items()}
-            if model.added is not None:
-                options, tokens = SearchOptions(top_k), self.tokens[name]
-                predictions[name] = join_added(model, predictions[name], tokens, inputs, options)
+        joined = {
+            name: self._join_added(model, name, ranked) for name, ranked in predictions.items()
+        }
         for component in model.components[0 if model.added is not None else 1 :]:
-            ranked = {name: predictions[name][component] for name in self.evaluated}
+            ranked = {name: joined[name][component] for name in self.evaluated}
             self._report(component, self._measure_all(ranked))
         self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
         self.candidates.clear()
-        return model, {name: predictions[name][model.last_alone] for name in self.evaluated}
+        final = joined if self._in_ensemble else predictions  # joined in `_finish`
+        return model, {name: final[name][model.last_alone] for name in self.evaluated}
+
+    def _join_added(
+        self, model: Elias, name: str, ranked: dict[str, Predictions]
+    ) -> dict[str, Predictions]:
+        """Return the predictions for a split with labels that no training point has."""
+        if model.added is None:
+            return ranked
+        split, tokens = self.splits[name], self.tokens[name]
+        if name not in self.embeddings:
+            self.embeddings[name] = embed_all(model.model.encoder, tokens)
+        options = SearchOptions(EVALUATED + max_filtered(split))
+        inputs = split_inputs(split, self.encoder)
+        return join_added(model, ranked, tokens, inputs, options, self.embeddings[name])
 
     def _seen_labels(self) -> NDArray[np.bool_]:
         """Return a mask of the labels that this training or an earlier one had points of (L,)."""
@@ -711,12 +731,19 @@ class Trainer:
         if len(members) > 1:
             run.record("stage", stage=ENSEMBLE, **metrics)
             model.metadata["metrics"][ENSEMBLE] = metrics
+
+        def measured(name: str) -> tuple[Predictions, csr_matrix]:
+            return drop_filtered(final[name], splits[name], EVALUATED), splits[name].labels
+
         with run.timed(PROBABILITIES):
-            predicted = {
-                name: (drop_filtered(final[name], split, EVALUATED), split.labels)
-                for name, split in splits.items()
-            }
-            quality = add_probabilities(model, predicted)
+            held_out = measured("validation") if "validation" in splits else (None, None)
+            fit_probabilities(model, *held_out)
+            last = model.last_alone
+            if len(members) == 1 and model.added is not None:  # whose scores now depend on them
+                for name in splits:
+                    final[name] = self._join_added(model, name, {last: final[name]})[last]
+                self._report(last, self._measure_all(final))
+            quality = measure_probabilities(model, {name: measured(name) for name in splits})
         run.record(PROBABILITIES, **quality)
         model.metadata["timings"] = rounded(run.timings)
         if run.folder is not None:

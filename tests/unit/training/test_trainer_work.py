@@ -1,10 +1,11 @@
 """Training does expensive work once: searches of a split, and words of a text per vocabulary."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from elias import EliasConfig, train
+from elias import EliasConfig, evaluate, f1_metrics, train
 from elias.config import IndexConfig, StageConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
@@ -93,3 +94,20 @@ def test_each_split_is_embedded_once_for_the_ranker(corpus, monkeypatch):
     train(corpus, EliasConfig().override({**SMALL, "rerank.embedding": "encoder"}), device="cpu")
 
     assert sorted(sizes) == sorted([40, len(corpus.test), 300])
+
+
+def test_training_measures_what_the_saved_model_predicts_for_labels_without_points(corpus):
+    labels = corpus.train.labels.tolil()
+    labels[:, ::3] = 0
+    seen = replace(corpus, train=replace(corpus.train, labels=labels.tocsr()))
+
+    model = train(seen, EliasConfig().override(SMALL), device="cpu")
+
+    assert model.added is not None
+    predictions = model.predict_split(seen.test, top_k=100)
+    measured = evaluate(predictions, seen)
+    measured |= f1_metrics(model.assign(predictions), seen.test.labels)
+    reported = model.metadata["metrics"][model.components[-1]]["test"]
+    reported |= model.metadata["probabilities"]["at_threshold"]["test"]
+    for name in ("P@1", "P@5", "R@10", "micro-precision", "micro-recall"):
+        assert measured[name] == pytest.approx(reported[name], abs=0.01), name
