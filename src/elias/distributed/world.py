@@ -75,7 +75,7 @@ class Watchdog:
         for thread in self._threads:
             thread.start()
 
-    def wait_for_loss(self, seconds: float) -> str:
+    def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
         """Wait up to ``seconds`` for a process to die. Return a message, or an empty string."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
@@ -472,18 +472,19 @@ def process_counts() -> tuple[int, int]:
 
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[World]:
+def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterator[World]:
     """Join the process group that `torchrun` started, for the duration of the block.
 
     Args:
         device: ``cpu``, ``cuda`` (one GPU per process), or ``auto`` (``cuda`` if available).
+        timeout: Timeout of one collective operation, in seconds.
 
     Raises:
         ConfigError: If this machine has fewer GPUs than processes.
         RunError: If another process died. The message names the process.
     """
     own_device = _device(device)
-    limit = timedelta(seconds=TIMEOUT_SECONDS)
+    limit = timedelta(seconds=timeout)
     rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
     prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
     store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
