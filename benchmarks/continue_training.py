@@ -33,8 +33,8 @@ NEW_LABELS, OLD_POINTS = 0.1, 0.8
 METRICS = ["P@1", "P@5", "R@100"]
 
 
-def parts(corpus: Corpus, seed: int) -> tuple[dict[str, Corpus], np.ndarray]:
-    """Return the corpora to train on, and a mask of the new labels."""
+def parts(corpus: Corpus, seed: int) -> dict[str, Corpus]:
+    """Return the corpora to train on."""
     random = np.random.default_rng(seed)
     is_new = np.zeros(corpus.n_labels, dtype=bool)
     is_new[random.permutation(corpus.n_labels)[: round(NEW_LABELS * corpus.n_labels)]] = True
@@ -62,7 +62,22 @@ def parts(corpus: Corpus, seed: int) -> tuple[dict[str, Corpus], np.ndarray]:
         "sample": part(order[count - n_new :]),
         "both": part(order),
         "scratch": part(order),
-    }, is_new
+    }
+
+
+def measure(model: Elias, corpus: Corpus, old: Corpus) -> dict[str, float]:
+    """Return the metrics on the test points for all labels, those of the old data, and others."""
+    aligned = corpus.align_labels(model.label_table)
+    predictions = model.predict(list(corpus.test.texts), top_k=100).among(aligned.label_names)
+    is_new = np.array([match is None for match in old.label_table.match(aligned.label_table)])
+    results = {}
+    for name, mask in (("all", np.ones_like(is_new)), ("old", ~is_new), ("new", is_new)):
+        truth = aligned.test.labels @ csr_matrix((mask.astype(np.float32), (range(len(mask)),) * 2))
+        truth.eliminate_zeros()
+        rows = np.flatnonzero(np.diff(truth.indptr))
+        values = score(predictions.take(rows), truth[rows], None, METRICS)
+        results |= {f"{name} {metric}": value for metric, value in values.items()}
+    return results
 
 
 def main() -> None:
@@ -74,9 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     corpus = load_corpus(args.corpus)
-    corpora, is_new = parts(corpus, args.seed)
+    corpora = parts(corpus, args.seed)
     config = EliasConfig().override({"seed": args.seed})
-    texts = list(corpus.test.texts)
     for row in args.rows:
         start = time.perf_counter()
         if row == "added":
@@ -93,17 +107,9 @@ def main() -> None:
             folder = args.out / row
             model = train(corpora[row], config, out=folder, init_from=first, device="cpu")
         seconds = time.perf_counter() - start
-        predictions = model.predict(texts, top_k=100).among(list(corpus.label_names))
-        results = {"seconds": seconds}
-        every = np.ones_like(is_new)
-        for name, mask in (("all", every), ("old", ~is_new), ("new", is_new)):
-            truth = corpus.test.labels @ csr_matrix(
-                (mask.astype(np.float32), (range(len(mask)),) * 2)
-            )
-            truth.eliminate_zeros()
-            rows = np.flatnonzero(np.diff(truth.indptr))
-            values = score(predictions.take(rows), truth[rows], None, METRICS)
-            results |= {f"{name} {metric}": value for metric, value in values.items()}
+        if row != "added":
+            seconds = sum(model.metadata["timings"].values())
+        results = {"seconds": seconds} | measure(model, corpus, corpora["old"])
         shown = "  ".join(f"{key} {value:.2f}" for key, value in results.items())
         print(f"{row}: {shown}", flush=True)
         write_json(args.out, f"{row}.json", results)

@@ -128,6 +128,16 @@ def with_new_labels(corpus):
     return replace(corpus.with_splits(**splits), label_names=names)
 
 
+def edges(model):
+    """The logit of each edge, by cluster and label."""
+    graph = model.model.graph
+    clusters, slots = (graph.edge_labels < model.n_labels).nonzero(as_tuple=True)
+    labels, logits = graph.edge_labels[clusters, slots], graph.edge_logits[clusters, slots]
+    return dict(
+        zip(zip(clusters.tolist(), labels.tolist(), strict=True), logits.tolist(), strict=True)
+    )
+
+
 @pytest.mark.parametrize("kind", ["graph", "all"])
 def test_labels_are_matched_and_new_ones_are_added(corpus, model, kind):
     first, stages = model, CONFIG.stages
@@ -145,13 +155,9 @@ def test_labels_are_matched_and_new_ones_are_added(corpus, model, kind):
     assert after["labels.weight"][-2:].abs().sum(dim=1).min() > 0
     assert more.added is None  # labels of the earlier training are not scored by their names
     if kind == "graph":
-        n_slots = before["graph.edge_labels"].shape[1]
-        old, new = after["graph.edge_labels"].tensor_split([n_slots], dim=1)
-        padded = before["graph.edge_labels"].clone()
-        padded[padded == 60] = 62
-        assert torch.equal(old, padded)
-        assert torch.equal(after["graph.edge_logits"][:, :n_slots], before["graph.edge_logits"])
-        assert {60, 61} <= {*new.flatten().tolist()} <= {60, 61, 62}
+        ours, theirs = edges(first), edges(more)
+        assert ours == {edge: logit for edge, logit in theirs.items() if edge[1] < 60}
+        assert {60, 61} <= {label for _, label in theirs}
 
 
 def test_old_and_new_labels_are_predicted(corpus, tmp_path):
@@ -168,6 +174,25 @@ def test_old_and_new_labels_are_predicted(corpus, tmp_path):
     frequencies = more.reranker.frequencies
     assert (frequencies[:10] == first.reranker.frequencies[:10]).all()
     assert frequencies[60:].min() > 0
+
+
+def test_new_labels_with_few_points_are_scored_beside_the_index_until_they_have_more(corpus, model):
+    few = np.arange(len(corpus.train)) < 8
+    extra = csr_matrix(np.stack([few, ~few], axis=1), dtype=np.float32)
+    labels = hstack([corpus.train.labels, extra], format="csr")
+    train_split = replace(corpus.train, labels=labels)
+    names = [*corpus.label_names, "rare", "frequent"]
+    new = Corpus(train=train_split, label_names=names)
+
+    more = train(new, CONFIG, device="cpu", init_from=model)
+    frequent = train_split.take(np.flatnonzero(few).repeat(5))
+    most = train(new.with_splits(train=frequent), CONFIG, device="cpu", init_from=more)
+
+    assert more.added.labels.tolist() == [60]
+    assert 0 < more.added.n_examples[0] <= 8
+    assert {label for _, label in edges(more)} & {60, 61} == {61}
+    assert most.added is None
+    assert {60, 61} <= {label for _, label in edges(most)}
 
 
 def test_labels_are_matched_by_id(corpus):

@@ -76,22 +76,33 @@ def add_labels(
     return _each_member(elias, add)
 
 
-def unseen_labels(elias: Elias, seen: NDArray[np.bool_]) -> AddedLabels | None:
-    """Return the labels without training points as added labels, or None if there are none.
+def labels_beside(
+    elias: Elias,
+    few: NDArray[np.bool_],
+    examples: Sequence[str] = (),
+    example_labels: csr_matrix | None = None,
+) -> AddedLabels | None:
+    """Return labels of a model as added labels, or None if there are none.
 
-    They keep their places in the index. Names without a letter are ignored.
+    They keep their numbers. Names without a letter are ignored.
 
     Args:
         elias: A model that was just trained.
-        seen: (L,) mask of the labels with training points.
+        few: (L,) mask of the labels, which have no training points or few.
+        examples: Texts that have some of them.
+        example_labels: (N, labels in ``few``) labels of each example.
     """
     table = elias.label_table
-    labels = [label for label in np.flatnonzero(~seen).tolist() if is_word(table[label])]
-    if elias.model.encoder.reads_features or not labels:
+    chosen = np.flatnonzero(few)
+    named = np.array([is_word(table[label]) for label in chosen.tolist()], dtype=bool)
+    labels = chosen[named]
+    if elias.model.encoder.reads_features or not len(labels):
         return None
-    parts = label_vectors(elias.model, table, table.take(labels), seen=seen)
-    added = AddedLabels(np.array(labels), *parts)
-    return added.named(table, elias.model, elias.reranker)
+    if example_labels is not None:
+        example_labels = example_labels[:, named]
+    new = table.take(labels.tolist())
+    parts = label_vectors(elias.model, table, new, examples, example_labels, seen=~few)
+    return AddedLabels(labels, *parts).named(table, elias.model, elias.reranker)
 
 
 def example_texts(

@@ -152,7 +152,9 @@ class Reranker:
                 `cross_fitted`, whose rankers have not seen them.
             seed: Seed of the order in which the ranker visits points.
             earlier: The reranker of an earlier training with the same ``features``, to go on from.
-                Its labels are the first ones. The larger number of points of a label counts.
+                Its labels are the first ones. Its calibrations, if any, are kept: the held-out
+                points may be few, or known to the earlier model. The larger number of points of a
+                label counts.
         """
         min_weight = MIN_WEIGHT
         if every_label:
@@ -172,6 +174,11 @@ class Reranker:
             np.maximum(known, earlier.frequencies, out=known)
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
         reranker = cls(features, ranker, frequencies, None, transform, "sum")
+        if earlier is not None and earlier.calibration is not None:
+            names = LabelNames.read(features, label_names or ()) if earlier.by_name else None
+            return replace(
+                earlier, ranker=ranker, frequencies=frequencies, names=names, cross_fitted=()
+            )
         if validation is not None:
             reranker = reranker._fit_held_out(
                 *validation, config, label_names or (), every_label=every_label

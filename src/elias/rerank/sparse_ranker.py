@@ -186,10 +186,16 @@ class SparseRanker:
             config: Loss and cost.
             min_weight: Smaller weights are set to zero.
             seed: Seed of the order in which points are visited.
-            earlier: Classifiers of the first labels, to which the new ones are kept close.
+            earlier: Classifiers of the first labels, to which the new ones are kept close. Those
+                of labels that no point has do not change.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
+        if earlier is not None:
+            n_labels = labels.shape[1]
+            keeps = np.bincount(labels.indices, minlength=n_labels + 1) == 0
+            keeps[earlier.n_labels :] = False
+            candidates = np.where(keeps[np.minimum(candidates, n_labels)], n_labels, candidates)
         groups = group_pairs(candidates, labels)
         weights, biases = fit_label_classifiers(
             features,

@@ -22,6 +22,7 @@ from scipy.sparse import csr_matrix
 from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
+from elias.inference.edit_labels import relabel_graph
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.batched import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 SCALE = 10.0
 """Initial logit, without bias, of a typical embedding that points towards a label's centroid."""
+INDEXED_POINTS = 10
+"""Points from which on a new label of a continued model is in the graph. With fewer, a label is
+predicted better by its name and its points as examples, beside the index."""
 _CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
 
 
@@ -266,43 +270,59 @@ class StageInitializer:
             self.init_classifiers(model, stage, None)
 
     @torch.no_grad()
-    def add_labels(self, model: EliasModel, stage: ResolvedStage) -> EliasModel:
-        """Return a trained model with classifiers and edges for labels that it does not have yet.
+    def add_labels(self, model: EliasModel, is_new: NDArray[np.bool_]) -> EliasModel:
+        """Return a trained model with rows of W_L and edges for new labels.
 
-        These are the last labels of the points. Their classifiers start from centroids. Each gets
-        about as many edges as other labels have, from the clusters that its points reach.
+        Their classifiers start from centroids, with the mean length of the others and, for the mean
+        embedding, their mean logit. A label with `INDEXED_POINTS` points gets about as many edges
+        as others have, from the clusters that its points reach; others are not in the graph.
+
+        Args:
+            model: The model, which has the first labels of the points.
+            is_new: (L,) mask of the new labels. Those that the model has are placed again.
         """
-        world, n_old, device = self.world, model.n_labels, model.labels.weight.device
-        labels = self.points.labels.tocsc()[:, n_old:].tocsr()
+        world, device, n_labels = self.world, model.labels.weight.device, len(is_new)
+        new, known = np.flatnonzero(is_new), torch.from_numpy(~is_new[: model.n_labels])
+        labels = self.points.labels.tocsc()[:, new].tocsr()
         embedding = world.gather_rows(embed_all(self.encoder, self._own_tokens))
+        old_weight, old_bias = model.labels.weight.float().cpu(), model.labels.bias.float().cpu()
 
         def new_rows() -> tuple[Tensor, Tensor]:
             assert embedding is not None
-            new = LinearRows(labels.shape[1], self.encoder.dim)
             centroids = find_centroids(labels, embedding)
-            init_from_centroids(new, centroids.directions, centroids, self._prior(stage))
-            return new.weight.detach(), new.bias.detach()
+            center, others = torch.from_numpy(centroids.center), old_weight[known]
+            weight = torch.from_numpy(centroids.directions) * others.norm(dim=1).mean()
+            return weight, (others @ center + old_bias[known]).mean() - weight @ center
 
-        weight, bias = world.broadcast_from_rank0(new_rows)
-        rows = LinearRows(n_old + len(weight), self.encoder.dim).to(device)
-        rows.weight.copy_(torch.cat([model.labels.weight.float(), weight.to(device)]))
-        rows.bias.copy_(torch.cat([model.labels.bias.float(), bias.to(device)]))
+        rows = LinearRows(n_labels, self.encoder.dim)
+        rows.weight[: model.n_labels], rows.bias[: model.n_labels] = old_weight, old_bias
+        rows.weight[new], rows.bias[new] = world.broadcast_from_rank0(new_rows)
         if isinstance(model, OneVsAll):
-            return OneVsAll(model.encoder, len(rows.bias), rows).to(device)
+            return OneVsAll(model.encoder, n_labels, rows).to(device)
         ranked = cluster_all(model, self._own_tokens, self.config.index.beam_size)
         beams, scores = (world.gather_rows(part) for part in ranked)
-        n_clusters, n_edges = model.graph.edge_labels.shape
+        indexed = np.flatnonzero(is_new & (self._counts() >= INDEXED_POINTS))
 
         def counts() -> csr_matrix:
-            """Return A' = MᵀY of the new labels."""
+            """Return A' = MᵀY of the labels that get edges."""
             assert beams is not None
             assert scores is not None
-            anywhere = np.zeros(labels.shape[1], dtype=np.int64)
-            return edge_counts(beams, scores, labels, anywhere, n_clusters, n_edges)
+            indexed_labels = self.points.labels.tocsc()[:, indexed].tocsr()
+            anywhere = np.zeros(len(indexed), dtype=np.int64)
+            n_clusters, n_edges = model.graph.edge_labels.shape
+            return edge_counts(beams, scores, indexed_labels, anywhere, n_clusters, n_edges)
 
-        model.graph = add_edges(model.graph, world.broadcast_from_rank0(counts)).to(device)
-        model.labels = rows
+        same = torch.arange(model.n_labels).masked_fill(~known, -1)
+        graph = relabel_graph(model.graph, same, n_labels)
+        if len(indexed):
+            graph = add_edges(graph, world.broadcast_from_rank0(counts), indexed)
+        model.graph, model.labels = graph.to(device), rows.to(device)
         return model
+
+    def _counts(self) -> NDArray[np.int64]:
+        """Return the number of points of each label (L,)."""
+        labels = self.points.labels
+        return np.bincount(labels.indices, minlength=labels.shape[1])
 
     def _prior(self, stage: ResolvedStage) -> float:
         """Return the initial bias: the log of the share of scored labels that are positive."""
@@ -342,18 +362,19 @@ def edge_counts(
     return matrix
 
 
-def add_edges(graph: LabelGraph, counts: csr_matrix) -> LabelGraph:
-    """Return the graph with edges to further labels, in additional slots.
+def add_edges(graph: LabelGraph, counts: csr_matrix, labels: NDArray[np.int64]) -> LabelGraph:
+    """Return the graph with edges to labels that have none, in additional slots.
 
-    A label gets edges from the clusters of its highest counts: as many as the labels of the graph
-    have on average, or one in a fixed graph. They start with the mean logit of their cluster.
+    A label gets edges from the clusters of its highest counts: as many as others have on average,
+    or one in a fixed graph. They start with the mean logit of their cluster.
 
     Args:
-        graph: The graph, whose labels keep their edges.
+        graph: The graph, whose edges are kept.
         counts: (C, new labels) A' (Eq. 9).
+        labels: The id of each new label.
     """
-    n_labels = graph.n_labels + counts.shape[1]
-    per_label = max(1, round(graph.n_edges / graph.n_labels)) if graph.learned else 1
+    n_linked = len(torch.unique(graph.edge_labels)) - 1  # one is padding
+    per_label = max(1, round(graph.n_edges / max(1, n_linked))) if graph.learned else 1
     entries = counts.tocoo()
     cluster, label, count = entries.row, entries.col, entries.data
     order = np.lexsort((cluster, -count, label))
@@ -362,18 +383,19 @@ def add_edges(graph: LabelGraph, counts: csr_matrix) -> LabelGraph:
     order = order[np.lexsort((label[order], cluster[order]))]
     cluster, label = cluster[order], label[order]
     slot = np.arange(len(order)) - np.searchsorted(cluster, cluster)
-    new = torch.full((graph.n_clusters, int(slot.max(initial=-1)) + 1), n_labels)
-    new[cluster, slot] = torch.from_numpy(graph.n_labels + label.astype(np.int64))
-    old = graph.edge_labels.cpu()
-    exists = old < graph.n_labels
-    edge_labels = torch.cat([old.masked_fill(~exists, n_labels), new], dim=1)
-    logits = None
+    new = torch.full((graph.n_clusters, int(slot.max(initial=-1)) + 1), graph.n_labels)
+    new[cluster, slot] = torch.from_numpy(labels[label])
+    old, logits = graph.edge_labels.cpu(), None
     if graph.learned:
-        known = graph.edge_logits.detach().float().cpu()
+        known, exists = graph.edge_logits.detach().float().cpu(), old < graph.n_labels
         mean = (known * exists).sum(dim=1) / exists.sum(dim=1).clamp(min=1)
         logits = torch.cat([known, mean.unsqueeze(1).expand(new.shape)], dim=1)
     return LabelGraph(
-        edge_labels, n_labels, graph.beta, edge_logits=logits, removed_log=graph.removed_log
+        torch.cat([old, new], dim=1),
+        graph.n_labels,
+        graph.beta,
+        edge_logits=logits,
+        removed_log=graph.removed_log,
     )
 
 

@@ -28,7 +28,7 @@ from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError
-from elias.inference.edit_labels import unseen_labels
+from elias.inference.edit_labels import labels_beside
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
@@ -68,7 +68,7 @@ from elias.training.checkpoint import (
     resume,
     save_member,
 )
-from elias.training.initialization import StageInitializer, initial_encoder
+from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
 from elias.training.label_points import LabelPoints, label_targets
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig, ResolvedStage
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
+    from elias.rerank.added_labels import AddedLabels
     from elias.text.tokens import Tokens
 
 
@@ -232,6 +233,8 @@ class Trainer:
         names, weight = self.corpus.label_names, self.config.loss.label_text_weight
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
+        if self.continued is not None:  # the earlier training has read the texts of its labels
+            copies[self._earlier_labels()] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
         if copies.sum() < 0.5:
@@ -270,11 +273,12 @@ class Trainer:
             return None
         model = copy.deepcopy(self.continued.model)
         model.encoder = self.encoder
-        if model.n_labels < self.corpus.n_labels:
+        is_new = ~self._earlier_labels()
+        if is_new[model.n_labels :].any() or (is_new & (self._label_counts() > 0)).any():
+            self.encoder.to(self.device)
             self.encoder.prepare(self.device)
             with self.run.timed("new labels"):
-                stage = self.config.stages[-1]
-                model = self.initializer.add_labels(model.to(self.device), stage)
+                model = self.initializer.add_labels(model.to(self.device), is_new)
         return model
 
     # --- stages ---
@@ -416,7 +420,8 @@ class Trainer:
                 )
         if init_from is None or not self.config.stages[first].learn_graph:
             return
-        used, graph = {"alpha": init_from.alpha}, init_from.graph
+        before = init_from if self.continued is None else self.continued.model  # without new edges
+        used, graph = {"alpha": before.alpha}, before.graph
         if graph.learned:
             n_clusters, n_edges = graph.edge_labels.shape
             used |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges, "beta": graph.beta}
@@ -438,7 +443,10 @@ class Trainer:
             or model.graph.n_clusters != index.n_clusters
         ):
             return None
-        return model.graph.strongest_parents().cpu().numpy()
+        parents = model.graph.strongest_parents().cpu().numpy()
+        new = np.flatnonzero(parents == model.graph.n_clusters)  # labels without edges
+        parents[new] = np.arange(len(new)) % model.graph.n_clusters
+        return np.asarray(parents)
 
     def _train_stage(
         self,
@@ -575,7 +583,7 @@ class Trainer:
             with self.run.timed(RERANK):
                 model.reranker, psi = self._fit_reranker(model)
             self._report_ranker(model.reranker)
-        model.added = unseen_labels(model, self._seen_labels())
+        model.added = self._labels_beside(model)
         predictions = {}
         for name in self.evaluated:
             split, candidates = self.splits[name], self._embedded_candidates(model, name)
@@ -606,7 +614,7 @@ class Trainer:
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]
     ) -> dict[str, Predictions]:
-        """Return the predictions for a split with labels that no training point has."""
+        """Return the predictions for a split with the labels beside the index."""
         if model.added is None:
             return ranked
         split, tokens = self.splits[name], self.tokens[name]
@@ -616,15 +624,33 @@ class Trainer:
         inputs = split_inputs(split, self.encoder)
         return join_added(model, ranked, tokens, inputs, options, self.embeddings[name])
 
-    def _seen_labels(self) -> NDArray[np.bool_]:
-        """Return a mask of the labels that this training or an earlier one had points of (L,)."""
-        seen = np.bincount(self.splits["train"].labels.indices, minlength=self.corpus.n_labels) > 0
+    def _label_counts(self) -> NDArray[np.int64]:
+        """Return the number of training points of each label (L,)."""
+        labels = self.splits["train"].labels
+        return np.bincount(labels.indices, minlength=self.corpus.n_labels)
+
+    def _earlier_labels(self) -> NDArray[np.bool_]:
+        """Return a mask of the labels in the index of the model that training goes on from (L,)."""
+        earlier = np.zeros(self.corpus.n_labels, dtype=bool)
         if self.continued is not None:
-            earlier = np.arange(self.continued.model.n_labels)
+            earlier[: self.continued.model.n_labels] = True
             if self.continued.added is not None:
-                earlier = np.setdiff1d(earlier, self.continued.added.labels)
-            seen[earlier] = True
-        return seen
+                earlier[self.continued.added.labels] = False
+        return earlier
+
+    def _labels_beside(self, model: Elias) -> AddedLabels | None:
+        """Return the labels that are scored beside the index.
+
+        These have no training points or, if training goes on from a model that does not have them,
+        fewer than `INDEXED_POINTS`, which are then examples.
+        """
+        train = self.splits["train"]
+        least = 1 if self.continued is None else INDEXED_POINTS
+        few = ~self._earlier_labels() & (self._label_counts() < least)
+        labels = train.labels.tocsc()[:, few].tocsr()
+        rows = np.flatnonzero(np.diff(labels.indptr))
+        texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
+        return labels_beside(model, few, texts, labels[rows])
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points."""
@@ -836,8 +862,8 @@ class Trainer:
     def _report_data(self) -> None:
         """Record the sizes of the data; warn of labels without points and of truncated texts."""
         train = self.splits["train"]
-        counts = np.bincount(train.labels.indices, minlength=self.corpus.n_labels)
-        n_empty, n_unseen = int((counts == 0).sum()), int((~self._seen_labels()).sum())
+        is_empty = self._label_counts() == 0
+        n_empty, n_unseen = int(is_empty.sum()), int((is_empty & ~self._earlier_labels()).sum())
         self.run.record(
             "data",
             points={name: len(tokens) for name, tokens in self.tokens.items()},
@@ -853,13 +879,13 @@ class Trainer:
         if n_unseen:
             logger.warning(
                 "%s of %s labels have no training point: they are predicted by their names",
-                *(f"{n_unseen:,}", f"{len(counts):,}"),
+                *(f"{n_unseen:,}", f"{len(is_empty):,}"),
             )
         if n_empty > n_unseen:
             logger.info(
-                "%d of %d labels have points only in the earlier training: they keep their "
+                "%s of %s labels have points only in the earlier training: they keep their "
                 "classifiers and edges",
-                *(n_empty - n_unseen, len(counts)),
+                *(f"{n_empty - n_unseen:,}", f"{len(is_empty):,}"),
             )
         self._report_truncated()
 
