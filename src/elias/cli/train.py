@@ -40,7 +40,7 @@ def train(
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, Option(metavar="MODEL", help="Saved model to start from.")
+        Path | None, Option(metavar="MODEL", help="Saved model to go on from.")
     ] = None,
     reading: options.CorpusOptions,
     test_size: options.TestSize = None,
