@@ -629,6 +629,12 @@ class Trainer:
         labels = self.splits["train"].labels
         return np.bincount(labels.indices, minlength=self.corpus.n_labels)
 
+    def _held_out_labels(self) -> NDArray[np.bool_]:
+        """Return a mask of the labels whose training points are all held out (L,)."""
+        given = np.bincount(self.corpus.train.labels.indices, minlength=self.corpus.n_labels)
+        is_held_out: NDArray[np.bool_] = (self._label_counts() == 0) & (given > 0)
+        return is_held_out
+
     def _earlier_labels(self) -> NDArray[np.bool_]:
         """Return a mask of the labels in the index of the model that training goes on from (L,)."""
         earlier = np.zeros(self.corpus.n_labels, dtype=bool)
@@ -641,12 +647,13 @@ class Trainer:
     def _labels_beside(self, model: Elias) -> AddedLabels | None:
         """Return the labels that are scored beside the index.
 
-        These have no training points or, if training goes on from a model that does not have them,
-        fewer than `INDEXED_POINTS`, which are then examples.
+        These have no points in the training data or, if training goes on from a model that does not
+        have them, fewer than `INDEXED_POINTS`, which are then examples. Labels that have only
+        held-out points are left out: it would seem to help them more than it helps new texts.
         """
         train = self.splits["train"]
         least = 1 if self.continued is None else INDEXED_POINTS
-        few = ~self._earlier_labels() & (self._label_counts() < least)
+        few = (self._label_counts() < least) & ~self._earlier_labels() & ~self._held_out_labels()
         labels = train.labels.tocsc()[:, few].tocsr()
         rows = np.flatnonzero(np.diff(labels.indptr))
         texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
@@ -862,8 +869,11 @@ class Trainer:
     def _report_data(self) -> None:
         """Record the sizes of the data; warn of labels without points and of truncated texts."""
         train = self.splits["train"]
-        is_empty = self._label_counts() == 0
-        n_empty, n_unseen = int(is_empty.sum()), int((is_empty & ~self._earlier_labels()).sum())
+        is_empty, is_earlier = self._label_counts() == 0, self._earlier_labels()
+        is_held_out = self._held_out_labels() & ~is_earlier
+        n_empty, n_earlier, n_held_out = (
+            int(mask.sum()) for mask in (is_empty, is_empty & is_earlier, is_held_out)
+        )
         self.run.record(
             "data",
             points={name: len(tokens) for name, tokens in self.tokens.items()},
@@ -876,17 +886,16 @@ class Trainer:
         )
         for hint in training_hints(train, self.corpus.n_labels):
             logger.warning("%s", hint)
-        if n_unseen:
-            logger.warning(
-                "%s of %s labels have no training point: they are predicted by their names",
-                *(f"{n_unseen:,}", f"{len(is_empty):,}"),
-            )
-        if n_empty > n_unseen:
-            logger.info(
-                "%s of %s labels have points only in the earlier training: they keep their "
-                "classifiers and edges",
-                *(f"{n_empty - n_unseen:,}", f"{len(is_empty):,}"),
-            )
+        of_all = f"of {len(is_empty):,} labels have"
+        if n_unseen := n_empty - n_earlier - n_held_out:
+            message = "%s %s no training point: they are predicted by their names"
+            logger.warning(message, f"{n_unseen:,}", of_all)
+        if n_held_out:
+            message = "%s %s only held-out points, so the model does not learn them"
+            logger.info(message, f"{n_held_out:,}", of_all)
+        if n_earlier:
+            message = "%s %s points only in the earlier training: they keep their classifiers"
+            logger.info(message, f"{n_earlier:,}", of_all)
         self._report_truncated()
 
     def _report_truncated(self) -> None:
