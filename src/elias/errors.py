@@ -24,7 +24,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 class EliasError(Exception):
     """Base class of all errors that the package raises on purpose. The message is one line.
 
-    The middle of a long message is left out, such as that of a key or name of a thousand letters.
+    Long messages are shortened in the middle.
     """
 
     reported = False

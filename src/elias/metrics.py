@@ -112,7 +112,10 @@ def evaluate(
 def inverse_propensities(
     frequencies: NDArray[np.int64], n_points: int, a: float = 0.55, b: float = 1.5
 ) -> Array:
-    """Return the (L,) weights w_ℓ = 1 + C·(n_ℓ + B)^(-A), where C = (ln N - 1)·(B + 1)^A."""
+    """Return the weight of each label, which is larger for rare labels.
+
+    w_ℓ = 1 + C·(n_ℓ + B)^(-A), where C = (ln N - 1)·(B + 1)^A.
+    """
     # with N < e, C would be negative and rare labels would weigh less than common ones
     c = max(np.log(max(n_points, 1)) - 1, 0) * (b + 1) ** a
     weights: Array = 1 + c * (frequencies.astype(np.float64) + b) ** -a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -231,6 +232,9 @@ def _open_file(
     """Find the text column and the kept columns of a file."""
     from elias.data.load import is_table
 
+    if not os.path.exists(source):  # noqa: PTH110 - Path.exists raises if a text is too long
+        remedy = "to predict a text, write: echo 'a text' | elias predict MODEL"
+        raise DataError(f"{console.one_line(str(source))}: no such file; {remedy}")
     reading: dict[str, Any] = {"text": column, "encoding": encoding}
     if settings and source.is_file() and is_table(source, column, keep):
         given = {"text": column, "header": None, "encoding": encoding}

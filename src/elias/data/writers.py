@@ -58,7 +58,7 @@ _CORPUS_FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ConversionResult:
-    """The result of `convert`."""
+    """Where `convert` wrote the corpus, in which format, and what the format cannot store."""
 
     path: Path
     format: str

@@ -105,7 +105,7 @@ class ShardedRows(LinearRows):
         return own_points(labels), own_points(logits)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the number of points in the batch of all processes. Ignore ``n_points``."""
+        """Return the number of points in the batch of all processes; ``n_points`` is not used."""
         del n_points
         return self.n_points
 

@@ -76,7 +76,7 @@ class Watchdog:
             thread.start()
 
     def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
-        """Wait up to ``seconds`` for a process to die. Return a message, or an empty string."""
+        """Wait up to ``seconds`` for a process to die; return why it died, or '' if none did."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
             time.sleep(0.02)

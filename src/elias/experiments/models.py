@@ -123,7 +123,7 @@ class Models:
         self._last: TrainedModel | None = None
 
     def check(self, name: str, config: ResolvedConfig) -> None:
-        """Raise `RunError` if the run exists with another configuration and is not overwritten."""
+        """Raise `RunError` if the run has another configuration, unless it may be overwritten."""
         stored = self._stored_config(name)
         if stored is None or self.setting.overwrite:
             return

@@ -428,7 +428,7 @@ def read_labels(path: Path, n_labels: int) -> Sequence[str]:
         except (ValueError, TypeError, RecursionError):
             is_valid = False
         if not is_valid:
-            raise damaged_file(path, f"{name} is not a column of lists of names")
+            raise damaged_file(path, f"its column {name} must hold JSON lists of names")
     return LabelTable(
         columns["name"],
         columns.get("id"),

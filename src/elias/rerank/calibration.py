@@ -227,10 +227,10 @@ def _features(
 
 
 def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Return the values between which a tree may split a feature, ascending.
+    """Return the thresholds at which a tree may split a feature, in ascending order.
 
-    These are the middles between its different values or, if there are many, between quantiles
-    of all pairs and of the relevant ones, which are few.
+    They lie halfway between neighbouring values. Many values are thinned to quantiles, half of
+    them of the relevant pairs, which are few.
     """
     levels = np.unique(values)
     if len(levels) > MAX_VALUES:

@@ -55,7 +55,7 @@ class LabelPoints:
         return max(1, round(float(self.copies.sum())))
 
     def draw(self, seed: Sequence[int]) -> Points:
-        """Return the points of an epoch, which depend on the seed only."""
+        """Draw the label texts of one epoch; the same seed draws the same ones."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.tokens))
         ends = np.cumsum(self.copies[order])  # each text is an interval as long as its copies

@@ -1,4 +1,9 @@
-from elias.cli.predict import _print_table, chunks, parse_labels
+from pathlib import Path
+
+import pytest
+
+from elias.cli.predict import _print_table, chunks, parse_labels, read_rows
+from elias.errors import DataError
 
 
 def test_a_label_with_a_number_for_its_name_is_meant_by_name():
@@ -24,3 +29,9 @@ def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
         *("cod", " score  label", " 0.441  fish", " 0.200  law", ""),
         *("cod", "   86%  fish", ""),
     ]
+
+
+@pytest.mark.parametrize("text", ["cod quotas in the north sea", "cod quotas " * 40])
+def test_a_text_given_for_a_file_is_told_to_be_piped(text):
+    with pytest.raises(DataError, match=r"no such file; to predict a text, .* \| elias predict"):
+        read_rows(Path(text))
