@@ -6,6 +6,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -95,7 +96,9 @@ class BagEncoder(TextEncoder):
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "this encoder reads features, not texts"
-        return Tokens.from_csr(self.featurizer.transform(texts))
+        features = self.featurizer.transform(texts)
+        ids = features.indices.astype(np.int32, copy=False)
+        return Tokens(features.indptr.astype(np.int64), ids, features.data)
 
     @property
     def fingerprint(self) -> str:
@@ -115,10 +118,7 @@ class BagEncoder(TextEncoder):
         """Return φ(x) of each text."""
         assert batch.weights is not None
         weights = nn.functional.dropout(batch.weights, self.token_dropout, self.training)
-        return self.mix(bag_sum(self.vectors, batch.ids, batch.offsets, weights))
-
-    def mix(self, summed: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
-        """Return φ(x), given the weighted sum of the word vectors of each text."""
+        summed = bag_sum(self.vectors, batch.ids, batch.offsets, weights)  # (B, D)
         mixed = summed + self.narrow(nn.functional.gelu(self.widen(summed)))
         embedding: Tensor = self.dropout(self.norm(mixed))
         return embedding

@@ -197,7 +197,9 @@ class _Graph(nn.Module):
         """Return φ(x) of a `BagEncoder`. Padding has weight 0."""
         encoder: Any = self.model.encoder
         vectors = nn.functional.embedding(ids, encoder.vectors)  # (B, T, D)
-        embedding: Tensor = encoder.mix((weights.unsqueeze(1) @ vectors).squeeze(1))
+        summed = (weights.unsqueeze(1) @ vectors).squeeze(1)
+        mixed = summed + encoder.narrow(nn.functional.gelu(encoder.widen(summed)))
+        embedding: Tensor = encoder.norm(mixed)
         return embedding
 
     def embed(self, ids: Tensor, mask: Tensor) -> Tensor:

@@ -319,7 +319,8 @@ class Reranker:
         for start in range(0, max(len(ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            best = candidates.take(rows).top(count)
+            dense = None if candidates.embedding is None else candidates.embedding[rows]
+            best = Candidates(ids[rows, :count], p[rows, :count], dense)
             for name, score in self.scores(best, features, components)[0].items():
                 scores[name].append(score)
         predictions = {}

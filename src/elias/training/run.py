@@ -128,6 +128,11 @@ class Interruption:
             signal.signal(number, self._handle)
         try:
             yield
+        except SystemError as error:
+            # a signal while numba loads compiled code: its C code does not pass our exception on
+            if self.signal is None:
+                raise
+            raise Interrupted(signal_number=self.signal) from error
         finally:
             for number in handled:
                 signal.signal(number, defaults[number])

@@ -59,3 +59,16 @@ def test_a_thread_other_than_the_main_one_can_train_too():
     thread.join()
 
     assert worked == [True]
+
+
+def test_a_signal_that_numba_turns_into_a_system_error_stops_the_run():
+    def load_compiled_code():
+        try:
+            send(signal.SIGTERM)
+        except Interrupted as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(Interrupted), Interruption().listening():
+        load_compiled_code()
+    with pytest.raises(SystemError), Interruption().listening():
+        raise SystemError("not a signal")
