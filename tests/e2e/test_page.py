@@ -367,10 +367,14 @@ def test_a_model_without_an_index_is_explained_without_clusters(browser, tmp_pat
     with live(tmp_path / "run") as served, opened(browser, served.url) as page:
         expect(page.locator("#about")).to_contain_text("2 labels")
         expect(page.locator("#about")).not_to_contain_text("cluster")
+        expect(page.locator("#panel")).to_contain_text("or find one by its name.")
         typed(page, "a red cod")
         page.locator(ROWS).first.click()
 
-        expect(page.locator("#panel")).to_contain_text(
-            "the classifier of the label scores the text"
-        )
+        expect(page.locator("#panel")).to_contain_text("This model has no index")
         expect(page.locator("#panel svg")).to_have_count(0)
+
+        page.fill("#query", "fish")
+        page.locator("#hits .bar-row").first.click()
+        expect(page.locator("#panel")).to_contain_text(re.compile(r"Label \d"))
+        expect(page.locator("#panel")).not_to_contain_text(re.compile("cluster", re.IGNORECASE))

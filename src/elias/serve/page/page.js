@@ -152,12 +152,12 @@ async function showPanel() {
     else row.removeAttribute("aria-current");
   }
   if (!view || (view === "why" && !state.text)) {
-    side.clear();
+    side.clear(state.info);
     return;
   }
   try {
-    if (view === "why") await side.why(state.text, Number(id), state.info?.n_members ?? 1, panelRequest.signal);
-    else await side[view](Number(id), Number(member), panelRequest.signal);
+    if (view === "why") await side.why(state.text, Number(id), state.info, panelRequest.signal);
+    else await side[view](Number(id), Number(member), state.info, panelRequest.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof ApiError)) throw error;

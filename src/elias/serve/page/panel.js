@@ -43,8 +43,12 @@ export function row({ title, score, share, about, href, ...more }) {
       about ? h("span", { class: "about" }, about) : null));
 }
 
-export const clear = () =>
-  panel(h("p", { class: "soft" }, "Select a label to see why it was predicted, or find one to browse the index."));
+// A model of few labels has no index: one cluster holds every label. Until the model is known, assume an index.
+const hasIndex = (info) => info?.n_clusters !== 1;
+
+export const clear = (info) =>
+  panel(h("p", { class: "soft" },
+    `Select a label to see why it was predicted, or find one ${hasIndex(info) ? "to browse the index" : "by its name"}.`));
 
 export function fail(error) {
   panel(heading(error.status === 404 ? "Not found" : "No response"),
@@ -113,7 +117,7 @@ const about = (label) => {
   return [names, label.description ? h("p", {}, label.description) : null];
 };
 
-export async function why(text, id, nMembers, signal) {
+export async function why(text, id, info, signal) {
   const body = { inputs: [text], label: id, paths: PATHS };
   const [explanation] = await request("explain", { body, signal });
   const label = explanation.labels[0];
@@ -127,6 +131,8 @@ export async function why(text, id, nMembers, signal) {
   if (label.added) {
     how = "This label has no training texts, or was added without training. It was found by its name and "
       + "text: how near they are to yours, and how much of the name occurs in it.";
+  } else if (!hasIndex(info)) {
+    how = "This model has no index: each label's classifier scores the text. Scores range from 0 to 1.";
   } else if (!hasPaths) {
     how = "No path through clusters leads to this label: the classifier of the label scores the text. Scores range from 0 to 1.";
   }
@@ -139,9 +145,9 @@ export async function why(text, id, nMembers, signal) {
     wordBox,
     h("h3", {}, "Factors of the score"),
     factors(hasPaths ? label : { ...label, path_score: null }),
-    nMembers > 1
+    info?.n_members > 1
       ? h("p", { class: "soft" },
-        `Explained by member ${explanation.member + 1} of ${nMembers}; the ranking uses the mean of all members.`)
+        `Explained by member ${explanation.member + 1} of ${info.n_members}; the ranking uses the mean of all members.`)
       : null,
     hasPaths ? h("h3", {}, "Clusters on the paths") : null,
     h("ol", {}, label.paths.map((path) => row({
@@ -217,24 +223,27 @@ const labelRow = (member) => (edge) => row({
   href: hrefs.label(edge.id, member),
 });
 
-export async function label(id, member, signal) {
+export async function label(id, member, info, signal) {
   const query = (start) => `labels/${id}?member=${member}&limit=${PAGE_SIZE}&start=${start}`;
   const page = await request(query(0), { signal });
   const list = h("ol", {}, page.clusters.map(clusterRow(member)));
   const points = page.frequency === null ? "" : ` · ${count(page.frequency)} training texts`;
+  const clusters = hasIndex(info) ? ` · in ${count(page.n_clusters)} clusters` : "";
   panel(
     heading(page.label),
-    h("p", { class: "soft" }, `Label ${id}${points} · in ${count(page.n_clusters)} clusters`),
+    h("p", { class: "soft" }, `Label ${id}${points}${clusters}`),
     uri(page),
     ...about(page),
-    h("h3", {}, "Clusters by edge score"),
-    list,
-    moreButton(list, page.n_clusters,
-      async (start) => (await request(query(start))).clusters.map(clusterRow(member))),
+    ...(hasIndex(info) ? [
+      h("h3", {}, "Clusters by edge score"),
+      list,
+      moreButton(list, page.n_clusters,
+        async (start) => (await request(query(start))).clusters.map(clusterRow(member))),
+    ] : []),
   );
 }
 
-export async function cluster(id, member, signal) {
+export async function cluster(id, member, info, signal) {
   const query = (start) => `clusters/${id}?member=${member}&limit=${PAGE_SIZE}&start=${start}`;
   const page = await request(query(0), { signal });
   const list = h("ol", {}, page.labels.map(labelRow(member)));
