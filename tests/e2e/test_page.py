@@ -343,6 +343,9 @@ def test_the_api_is_described_without_a_script_from_elsewhere(browser, server):
         routes = page.locator("article.route h2").all_inner_texts()
 
         assert "POST/predict" in [route.replace(" ", "") for route in routes]
+        limits = page.locator("td:nth-child(3)").all_inner_texts()
+        assert any(limit.startswith("at least 0") for limit in limits)
+        assert not [limit for limit in limits if re.search(r"at (least|most)(?! \d)", limit)]
 
 
 def test_an_added_label_is_predicted_and_explained(browser, run, tmp_path):

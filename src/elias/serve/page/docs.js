@@ -19,7 +19,7 @@ function limitsOf(schema) {
     ["at least", inner.minimum], ["at most", inner.maximum],
     ["at least", inner.minItems, "items"], ["at most", inner.maxItems, "items"],
     ["at most", inner.items?.maxLength ?? inner.maxLength, "characters"],
-  ].filter(([, value]) => value !== undefined).map((part) => part.filter(Boolean).join(" "));
+  ].filter(([, value]) => value !== undefined).map((part) => part.join(" "));
   if (schema.default !== undefined && schema.default !== null) limits.push(`default ${JSON.stringify(schema.default)}`);
   return limits.join("; ");
 }
