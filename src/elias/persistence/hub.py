@@ -152,6 +152,21 @@ _NO_LICENSE = "# license: choose one before publishing"
 _HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
 """Names that the hub uses for metrics. Other metrics keep their own names."""
 
+# titles of the rows of a table, by the keys before and after the name of a split
+_PROBABILITY_ROWS = {
+    ("probabilities", "at_threshold", "micro-precision"): "precision at the threshold of best F1",
+    ("probabilities", "at_threshold", "micro-recall"): "recall at this threshold",
+    ("probabilities", "at_threshold", "micro-F1"): "F1 at this threshold",
+    ("probabilities", "at_threshold", "macro-F1"): "F1 at this threshold, mean over labels",
+    ("probabilities", "errors", "after"): "calibration error of the best five labels",
+}
+_DATA_ROWS = {
+    ("data", "splits", "points"): "points",
+    ("data", "splits", "labels_with_points"): "labels with points",
+    ("data", "splits", "labels_per_point"): "labels per point, mean",
+    ("data", "splits", "words_mean"): "words per text, mean",
+}
+
 _TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -168,8 +183,8 @@ def model_card(
     Args:
         config: The configuration.
         label_names: One name for each label.
-        metadata: Metadata of the model. The nested dictionaries ``metrics``, ``probabilities`` and
-            ``data`` each become a table.
+        metadata: Metadata of the model. Its ``metrics``, and what readers need of ``probabilities``
+            and ``data``, each become a table.
         name: Model name in the usage example.
         license: License identifier as used on the hub, such as ``mit``.
     """
@@ -224,30 +239,43 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
 
 
 def _sections(metadata: Mapping[str, Any]) -> str:
-    """Return the tables of metrics, probabilities and training data, without empty ones."""
+    """Return the tables of metrics, probabilities and data, without empty ones."""
     groups: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metadata.get("metrics") or {}):
         groups.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
     columns = list(dict.fromkeys(name for group in groups.values() for name in group))
     results = [[title, *(group.get(c, "") for c in columns)] for title, group in groups.items()]
-    probabilities = [
-        [" ".join(path), f"{value:,.2f}"]
-        for path, value in _leaves(metadata.get("probabilities") or {})
-    ]
-    data = [
-        [" ".join(path).replace("_", " "), f"{value:,}" if type(value) is int else f"{value:,.2f}"]
-        for path, value in _leaves(metadata.get("data") or {})
-    ]
-    ece = "Expected calibration error of the best five labels, and the best F1, in percent.\n\n"
+    in_percent = "In percent.\n\n"
     return "".join(
-        f"## {title}\n\n{note}{markdown_table(head, rows)}\n"
-        for title, note, head, rows in (
-            ("Results", "In percent.\n\n", ["", *columns], results),
-            ("Probabilities", ece, ["", ""], probabilities),
-            ("Training data", "", ["", "count"], data),
+        f"## {title}\n\n{note}{table}\n"
+        for title, note, table in (
+            ("Results", in_percent, markdown_table(["", *columns], results) if results else ""),
+            ("Probabilities", in_percent, _by_split(metadata, _PROBABILITY_ROWS)),
+            ("Data", "", _by_split(metadata, _DATA_ROWS)),
         )
-        if rows
+        if table
     )
+
+
+def _by_split(metadata: Mapping[str, Any], rows: Mapping[tuple[str, str, str], str]) -> str:
+    """Return a table with a column for each split, or "" if the metadata has none of the values.
+
+    Args:
+        metadata: Metadata of the model.
+        rows: The title of each row, by the keys before the split's name and the key after it.
+    """
+    values: dict[str, dict[str, str]] = {}
+    for path, value in _leaves(metadata):
+        if len(path) == 4 and (title := rows.get((path[0], path[1], path[3]))):
+            shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+            values.setdefault(title, {})[path[2]] = shown
+    splits = list(dict.fromkeys(split for row in values.values() for split in row))
+    table = [
+        [title, *(values[title].get(split, "") for split in splits)]
+        for title in rows.values()
+        if title in values
+    ]
+    return markdown_table(["", *splits], table) if table else ""
 
 
 def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
