@@ -74,11 +74,12 @@ def test_the_card_says_how_good_the_model_is_as_the_hub_reads_it(model, online):
     assert 'Elias.from_pretrained("user/fish")' in card.content
 
 
-def test_a_card_that_was_never_pushed_is_a_valid_card_too(run):
+def test_a_card_that_was_never_pushed_is_a_valid_card_too(run, corpus_folder):
     card = ModelCard((run / "model" / "README.md").read_text(encoding="utf8"))
 
     assert card.data.license is None
     assert card.data.eval_results
+    assert f"- Trained on: `{corpus_folder.name}`\n" in card.content
 
 
 def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in):

@@ -184,7 +184,7 @@ def model_card(
         config: The configuration.
         label_names: One name for each label.
         metadata: Metadata of the model. Its ``metrics``, and what readers need of ``probabilities``
-            and ``data``, each become a table.
+            and ``data``, each become a table; ``source`` is the name of the data.
         name: Model name in the usage example.
         license: License identifier as used on the hub, such as ``mit``.
     """
@@ -207,6 +207,9 @@ def model_card(
         n_labels=n_labels,
         parts=parts,
         examples=", ".join(map(_code, label_names[:5])),
+        source=f"\n- Trained on: {_code(str(metadata['source']))}"
+        if metadata.get("source")
+        else "",
         encoder=about,
         encoder_licence=encoder_licence,
         sections=_sections(metadata),

@@ -569,9 +569,11 @@ class Trainer:
         self, trained: EliasModel, first_encoder: TextEncoder | None
     ) -> tuple[Elias, dict[str, Predictions]]:
         """Add the ranker to a trained member; return it with its final, unfiltered predictions."""
+        source = self.corpus.source
         metadata = {
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
+            "source": source and source.resolve().name.encode("utf8", "replace").decode("utf8"),
             DATA_SETTINGS: dict(self.corpus.reading),
             TRAINING_SKETCH: text_sketch(self.corpus.train.texts or []),
             "metrics": self.metrics,

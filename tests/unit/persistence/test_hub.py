@@ -8,6 +8,7 @@ from elias.config import EliasConfig
 from elias.persistence.hub import model_card
 
 METADATA = {
+    "source": "fish.csv",
     "metrics": {"stage2": {"test": {"P@1": 71.5, "PSP@1": np.float64(3), "R@10": float("nan")}}},
     "data": {
         "labels": np.int64(12),
@@ -31,6 +32,7 @@ def test_the_card_shows_metrics_data_and_how_to_use_the_model():
     assert "library_name: elias" in front
     assert "out of 3:" in card
     assert "such as `cod`, `a 'tick'|`, `x`" in card
+    assert "- Trained on: `fish.csv`\n" in card
     assert "|  | P@1 | PSP@1 |" in card
     assert "| stage2, test | 71.50 | 3.00 |" in card
     assert "Elias.from_pretrained" in card
@@ -51,6 +53,7 @@ def test_the_card_says_in_plain_words_what_readers_need_of_each_split():
 def test_a_card_without_metadata_has_no_empty_tables():
     card = model_card(EliasConfig().resolve(1000, 1), ["cod"], {})
 
+    assert "Trained on" not in card
     assert "Results" not in card
     assert "## Data" not in card
 
