@@ -88,5 +88,7 @@ def _describe(error: Mapping[str, Any]) -> str:
     """Describe a validation error without the invalid value, which may be a private text."""
     if error["type"] == "json_invalid":
         return NOT_JSON
+    if isinstance(error["input"], bytes):  # FastAPI parses JSON only if the header names it
+        return "the body is not sent as JSON; send the header content-type: application/json"
     field = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path"))
     return f"{field}: {error['msg']}" if field else str(error["msg"])

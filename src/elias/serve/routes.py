@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 
@@ -201,15 +201,21 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
 def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
     """Add the routes to browse the index. They are not async, so FastAPI runs them on threads."""
     errors = error_schemas(401, 404, 422, 503)
+    checks = [Depends(_check_query)]
 
-    @api.get("/labels", responses=error_schemas(401, 422, 503), tags=["the index"])
+    @api.get(
+        "/labels",
+        responses=error_schemas(401, 422, 503),
+        tags=["the index"],
+        dependencies=checks,
+    )
     def labels(q: NameQuery = "", limit: Count = 20) -> schemas.LabelList:
         """Find labels by parts of their names, ignoring case."""
         served = backend.served
         hits = [_label_hit(served, i) for i in served.search.find(q, limit)]
         return schemas.LabelList(labels=hits)
 
-    @api.get("/labels/{label_id}", responses=errors, tags=["the index"])
+    @api.get("/labels/{label_id}", responses=errors, tags=["the index"], dependencies=checks)
     def label(
         label_id: Id, limit: Count = 20, start: Start = 0, member: Member = 0
     ) -> schemas.LabelPage:
@@ -236,7 +242,7 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             clusters=clusters,
         )
 
-    @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"])
+    @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"], dependencies=checks)
     def cluster(
         cluster_id: Id, limit: Count = 50, start: Start = 0, member: Member = 0
     ) -> schemas.ClusterPage:
@@ -256,6 +262,14 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             for edge in edges[start : start + limit]
         ]
         return schemas.ClusterPage(id=cluster_id, member=member, n_labels=len(edges), labels=labels)
+
+
+def _check_query(request: Request) -> None:
+    """Refuse a query parameter that the route does not have."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise RequestError(422, f"unknown parameter {schemas.suggest_name(name, known)}")
 
 
 def _graph(served: ServedModel, member: int) -> GraphView:

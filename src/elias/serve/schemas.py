@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from elias.errors import did_you_mean
 from elias.serve.settings import MAX_LABELS
+
+_LONGEST_NAME = 50  # shown of an unknown name
+
+
+def suggest_name(name: str, known: Collection[str]) -> str:
+    """Return an unknown name in quotes, with the known name that is meant, or all known names."""
+    name = name[:_LONGEST_NAME]
+    return repr(name) + (did_you_mean(name, known) or f"; known are: {', '.join(known)}")
 
 
 # Python's JSON parser accepts NaN and reads 1e999 as infinity, but a request must not have them.
@@ -14,10 +25,11 @@ class _Request(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Report many unknown keys in a single error instead of one for each key."""
-        if isinstance(body, dict) and len(body) > len(cls.model_fields):
-            known = ", ".join(cls.model_fields)
-            raise ValueError(f"unknown keys; the known ones are: {known}")
+        """Report the first unknown key only, because there may be thousands."""
+        for key in body if isinstance(body, dict) else ():
+            if key not in cls.model_fields:
+                described = {"key": suggest_name(key, cls.model_fields)}
+                raise PydanticCustomError("unknown_key", "unknown key {key}", described)
         return body
 
 
