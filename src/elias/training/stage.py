@@ -219,10 +219,10 @@ class StageLoop:
             seconds = epoch.elapsed()
             self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
             n_worse = epoch.number - best.epoch
+            if epoch.number == self.stage.epochs:
+                break
             if validation and 0 < self.config.eval.patience <= n_worse:
                 logger.info("%s: no improvement for %d epochs, stopping", self.stage.name, n_worse)
-                break
-            if epoch.number == self.stage.epochs:
                 break
             epoch = self._start_epoch(epoch.number + 1)
             self._offer_checkpoint(epoch)

@@ -116,13 +116,24 @@ def test_the_best_epochs_weights_are_kept():
     assert torch.equal(model.labels.weight, seen[1])
 
 
-def test_a_stage_stops_when_validation_no_longer_improves():
+def test_a_stage_stops_when_validation_no_longer_improves(caplog):
+    caplog.set_level("INFO", "elias")
     reports = []
 
     best = make_loop(make_model(), reports, validate=scripted([1, 5, 4, 3, 2, 0]), patience=2).run()
 
     assert best == 2
     assert len(reports) == 4
+    assert "no improvement for 2 epochs, stopping" in caplog.text
+
+
+def test_a_stage_does_not_say_that_it_stops_after_its_last_epoch(caplog):
+    caplog.set_level("INFO", "elias")
+    scores = [5, *range(STAGE.epochs - 1)]
+
+    make_loop(make_model(), validate=scripted(scores), patience=STAGE.epochs - 1).run()
+
+    assert "stopping" not in caplog.text
 
 
 def test_validation_uses_the_averaged_weights_and_training_the_current_ones():
