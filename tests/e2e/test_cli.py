@@ -679,6 +679,16 @@ def test_bytes_on_stdin_that_are_not_utf8_are_named_by_line(run):
     assert result.err.startswith("error: stdin:2: not UTF-8 (byte 0xff)")
 
 
+def test_the_defaults_are_named_with_the_plan_and_not_before_an_error(tmp_path, corpus_folder):
+    mistake = elias("train", tmp_path / "nowhere", "--dry-run")
+    plan = elias("train", corpus_folder, "--dry-run", "--device", "cpu")
+
+    assert mistake.code == 2
+    assert "the defaults are used" not in mistake.err
+    assert plan.code == 0
+    assert "the defaults are used" in plan.err
+
+
 def test_training_needs_a_run_folder(corpus_folder):
     result = elias("train", corpus_folder)
 

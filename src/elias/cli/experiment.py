@@ -67,6 +67,7 @@ class Experiment:
         setting = Setting.of(
             config, corpus, self.out, seeds=seeds, device=self.device, overwrite=self.overwrite
         )
+        self.configuration.note_defaults()
         show_plan(config, setting.config, corpus)
         return setting
 

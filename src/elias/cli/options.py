@@ -91,8 +91,6 @@ class ConfigOptions:
 
         Later values override earlier ones.
         """
-        if self.preset is None and self.config_file is None:
-            console.note("no --preset and no --config: the defaults are used")
         tree = {} if self.preset is None else preset_tree(self.preset)
         if self.config_file is not None:
             tree = merge(tree, read_tree(self.config_file))
@@ -100,6 +98,11 @@ class ConfigOptions:
         if self.encoder is not None:
             config = config.with_encoder(self.encoder)
         return config.override(dict(map(parse_override, self.changes or [])))
+
+    def note_defaults(self) -> None:
+        """Say that the defaults are used, if neither a preset nor a file is given."""
+        if self.preset is None and self.config_file is None:
+            console.note("no --preset and no --config: the defaults are used")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ def train(
         corpus = starting_corpus(corpus, start)
         config = starting_config(config, corpus, start)
         resolved = resolve_config(config, corpus)
+        configuration.note_defaults()
         show_plan(config, resolved, corpus)
         if start is None and corpus.train.texts is not None and target_device.type == "cuda":
             _suggest_encoder(configuration, resolved)
@@ -281,6 +282,7 @@ def tune(
     check_plan(config, None)
     pick_device(device)
     corpus = reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
+    configuration.note_defaults()
     show_plan(config, resolve_config(config, corpus), corpus)
     tuning.tune(
         config,
