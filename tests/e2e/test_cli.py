@@ -637,11 +637,14 @@ MISTAKES = {
     "evaluate {run} {tmp}/table.csv": "table.csv: none of its 1 labels, such as 'fish', is one of",
     "evaluate {run} {data} --split tets": "--split 'tets'",
     "evaluate {run} {data} --component ensemble": "component 'ensemble'",
+    "evaluate {tmp}/table.csv {run}": "table.csv: is a file, not the folder of a saved model",
     "predict {run} --component stage3": "did you mean 'stage2'?",
     "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: predictions for 1",
     "evaluate {run} {data} --predictions {tmp}/none": "none: cannot be read",
     "evaluate {run} {data} --per-label {tmp}/no/dir.csv": "/no/dir.csv: cannot be written",
     "predict {tmp}/empty": "empty: has no config.json",
+    "predict {tmp}/table.csv {run}": "table.csv: is a file, not the folder of a saved model; give "
+    "the model first",
     "predict {run} {tmp}/nowhere.txt": "nowhere.txt: no such file",
     "predict {run} {tmp}/empty": "empty: is a folder",
     "predict {run} {tmp}/latin1.txt": "latin1.txt:2: not UTF-8 (byte 0xe9); save it as UTF-8, or "

@@ -138,6 +138,11 @@ class Manifest:
         self.folder = folder
         self.path = folder / CONFIG_FILE
         if not self.path.is_file():
+            if folder.is_file():
+                raise ModelError(
+                    f"{folder}: is a file, not the folder of a saved model; give the model first, "
+                    "then texts or data"
+                )
             problem = f"has no {CONFIG_FILE}" if folder.is_dir() else "no such folder"
             raise ModelError(f"{folder}: {problem}; give the folder of a saved model")
         tree = read_json(self.path, FORMAT_VERSION)
