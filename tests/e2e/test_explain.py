@@ -71,8 +71,8 @@ def test_words_for_and_against_each_label_are_listed_below_the_table(run, text):
 def test_nothing_is_explained_without_a_text(run):
     result = elias("explain", run)
 
-    assert (result.code, result.out) == (0, "")
-    assert "no texts were given" in result.err
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: stdin: no texts; give a text")
 
 
 def test_a_folder_without_a_model_is_one_line_with_exit_code_2(tmp_path):

@@ -83,7 +83,7 @@ def explain(
                 console.print_out(title, "", _label_table(explanation), *_word_lines(explanation))
             count += 1
     if not count:
-        console.note("no texts were given")
+        raise DataError("stdin: no texts; give a text as an argument, or one per line on stdin")
 
 
 def _legend(model: elias.Elias, member: int) -> str:
