@@ -114,6 +114,16 @@ def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
     assert {name: actual[name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_note_says_that_parts_were_fitted_on_validation_points(table, table_run):
+    _, message = measured(table_run, table, "--split", "validation")
+    _, of_ranker = measured(table_run, table, "--split", "validation", "--component", "rerank")
+    _, of_test = measured(table_run, table)
+
+    assert "were fitted on these points, so the figures are too high: " in message
+    assert "too high" not in of_ranker  # it has seen training points only
+    assert "too high" not in of_test
+
+
 def test_all_points_of_other_data_are_evaluated_with_a_note(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(60))
     given = load_corpus(path, test_size=0)

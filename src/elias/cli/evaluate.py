@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RECALL_KS = (10, 20, 100)
 _MIN_FOR_DECILES = 100  # labels
 _N_GROUPS = 10  # shown
+_SAME = 0.01  # percent; metrics on other hardware may differ by less
 _NOTICEABLE = 0.05  # share of training texts from which a warning is printed
 
 
@@ -81,7 +82,9 @@ def evaluate(
                 model.threshold(threshold, component)  # raises errors before the search
             top_k = max(*ks, *RECALL_KS)
             predictions = model.predict_split(points, top_k=top_k, component=component)
+            cross_fitted = _cross_fitted_metrics(model, corpus, split, component)
         else:
+            cross_fitted = {}
             predictions = _read_predictions(predictions_file, model, split, len(points), threshold)
     if not world.is_rank0:
         return
@@ -96,6 +99,7 @@ def evaluate(
     metrics: dict[str, float] = elias.evaluate(
         predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
     )
+    _note_fitted_points(metrics, cross_fitted)
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
         metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
     assigned, decided, rule = None, {}, threshold or "f1"
@@ -356,6 +360,32 @@ def calibrate(
         return
     console.note(f"{folder}: calibrated on {len(splits[split]):,} {split} points")
     console.print_out(console.grid(probability_rows(results)))
+
+
+def _cross_fitted_metrics(
+    model: elias.Elias, corpus: elias.Corpus, split: str, component: str
+) -> dict[str, float]:
+    """Return what training measured on validation points, if parts were fitted on these points.
+
+    Training measures each point by a ranker and a calibration that were fitted on other points.
+    """
+    trained_on = model.metadata.get("data", {}).get("splits", {}).get("train", {}).get("points")
+    if split != "validation" or component == model.components[0] or trained_on != len(corpus.train):
+        return {}
+    recorded = model.metadata.get("metrics", {}).get(component, {}).get(split) or {}
+    return {name: value for name, value in recorded.items() if value is not None}
+
+
+def _note_fitted_points(metrics: Mapping[str, float], cross_fitted: Mapping[str, float]) -> None:
+    """Print a note if metrics are higher than the cross-fitted ones of the same points."""
+    for name, value in cross_fitted.items():
+        if metrics.get(name, 0.0) > value + _SAME:
+            console.note(
+                "ranker or calibration were fitted on these points, so the figures are too high: "
+                f"{name} is {metrics[name]:.2f}, but {value:.2f} if fitted on other points, as "
+                "measured in training"
+            )
+            return
 
 
 def _warn_of_training_texts(points: elias.Split, model: elias.Elias) -> None:
