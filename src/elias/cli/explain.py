@@ -27,15 +27,24 @@ LEGEND = (
     "A cluster is described by its strongest labels."
 )
 LEGEND_WITHOUT_INDEX = "p is the score of the label's classifier."
-RANKER_SCORE = "score = p · ranker."
-SCORES = {"sum": "score = T + p · ranker", "blend": "score = 0.3·T + 0.7·p · ranker"}
-CALIBRATED = ", where T is the calibration of p and ranker."
-CALIBRATED_WITH_NAMES = (
-    ", where T is the calibration of p, ranker and name: the similarity of the label's name and "
-    "the text, and (in --json) the share of the name that the text covers."
+SCORES = {
+    None: "p · ranker",
+    "sum": "calibrated + p · ranker",
+    "blend": "0.3 · calibrated + 0.7 · p · ranker",
+}
+CALIBRATED = (
+    "calibrated is estimated from p, ranker{} and the label's frequency, by decision trees."
+)
+NAME = (
+    "name is the similarity of the label's name and the text; --json also has the share of the "
+    "name that the text covers."
 )
 
-_OPTIONAL_COLUMNS = {"ranker": "ranker_score", "name": "name_likeness", "T": "calibrated_score"}
+_OPTIONAL_COLUMNS = {
+    "ranker": "ranker_score",
+    "name": "name_likeness",
+    "calibrated": "calibrated_score",
+}
 """Columns that are shown only if the model computes them, with their attributes."""
 
 
@@ -80,7 +89,12 @@ def explain(
                 else:
                     console.note(_legend(loaded, member))
                 title = explanation.text or "(an empty text)"
-                console.print_out(title, "", _label_table(explanation), *_word_lines(explanation))
+                console.print_out(
+                    title,
+                    "",
+                    _label_table(explanation, averaged=bool(loaded.others)),
+                    *_word_lines(explanation),
+                )
             count += 1
     if not count:
         raise DataError("stdin: no texts; give a text as an argument, or one per line on stdin")
@@ -88,29 +102,38 @@ def explain(
 
 def _legend(model: elias.Elias, member: int) -> str:
     """Return a legend for the columns, with the ensemble member that is explained."""
-    lines = []
-    if model.probabilities is not None:
-        lines.append("prob is the probability of the label. It grows with score, which ranks.")
-    if model.others:
-        lines.append(
-            f"score is the mean of {len(model.members)} members, by which elias predict ranks; "
-            f"the other columns are of member {member} (--member)."
-        )
+    lines, formula = [], ""
     reranker = model.members[member].reranker if member < len(model.members) else None
     if reranker is not None:
-        formula = RANKER_SCORE
-        if reranker.calibration is not None:
-            calibrated = CALIBRATED if reranker.by_name is None else CALIBRATED_WITH_NAMES
-            formula = SCORES[reranker.mixture] + calibrated
+        formula = SCORES[None if reranker.calibration is None else reranker.mixture]
         if reranker.sharpness > 1:  # otherwise it is part of the ranker's score
             formula = formula.replace("p · ranker", f"p^{1 / reranker.sharpness:.3g} · ranker")
-        lines.append(("the member's " if model.others else "") + formula)
+    score = formula or "p"
+    if model.others:
+        score = f"the mean of the members' {score}"
+    if model.probabilities is not None:
+        lines.append(f"prob is the probability of the label. It grows with {score}, which ranks.")
+    elif score != "p":
+        lines.append(f"score = {score}, which ranks.")
+    if model.others:
+        lines.append(
+            f"The other columns are of member {member} of {len(model.members)} (--member)."
+        )
+    if reranker is not None and reranker.calibration is not None:
+        lines.append(CALIBRATED.format("" if reranker.by_name is None else ", name"))
+        if reranker.by_name is not None:
+            lines.append(NAME)
     has_index = model.members[member].config.index.kind != "all"
     return "\n".join([*lines, LEGEND if has_index else LEGEND_WITHOUT_INDEX])
 
 
-def _label_table(explanation: elias.Explanation) -> Table:
-    """Return the labels of a text as a table, with the paths to each label below it."""
+def _label_table(explanation: elias.Explanation, *, averaged: bool) -> Table:
+    """Return the labels of a text as a table, with the paths to each label below it.
+
+    Args:
+        explanation: The explanation of the text.
+        averaged: The score is the mean of several members, so that it is not p.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -122,7 +145,7 @@ def _label_table(explanation: elias.Explanation) -> Table:
         for column, name in _OPTIONAL_COLUMNS.items()
         if any(getattr(label, name) is not None for label in labels)
     }
-    main = ["prob" if known else "score", *extra] if known or extra else []
+    main = ["prob" if known else "score", *extra] if known or extra or averaged else []
     has_paths = any(label.paths for label in labels)
     header = [*main, "p", *(["classifier", "path", "cluster", "edge"] if has_paths else [])]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

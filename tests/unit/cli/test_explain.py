@@ -8,9 +8,9 @@ from elias.cli.explain import _legend
 @pytest.mark.parametrize(
     ("sharpness", "mixture", "expected"),
     [
-        (0.5, "sum", "score = p · ranker."),
-        (4.0, "sum", "score = p^0.25 · ranker."),
-        (3.0, "blend", "score = 0.3·T + 0.7·p^0.333 · ranker, where T"),
+        (0.5, "sum", "score = p · ranker, which ranks."),
+        (4.0, "sum", "score = p^0.25 · ranker, which ranks."),
+        (3.0, "blend", "score = 0.3 · calibrated + 0.7 · p^0.333 · ranker, which"),
     ],
 )
 def test_the_legend_has_the_formula_of_the_model(sharpness, mixture, expected):
