@@ -36,7 +36,8 @@ def test_a_threshold_makes_decisions_of_any_number_of_labels(model, texts):
 
     counts = [len(row) for row in decided]
     assert min(counts) < max(counts)
-    assert all((row.probabilities >= model.threshold("f1")).all() for row in decided)
+    first = int(model.keeps_best("f1"))  # the best label may stay below the threshold
+    assert all((row.probabilities[first:] >= model.threshold("f1")).all() for row in decided)
 
 
 def test_the_metadata_has_the_calibration_error(model):
