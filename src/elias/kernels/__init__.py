@@ -249,6 +249,12 @@ def label_loss(
     return _gpu().label_loss(embedding, shortlist_log, weight, bias, labels, positives, gradients)
 
 
+@torch.no_grad()
+def product(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+    """Return ``left @ right``, rounded to bfloat16 on CPUs that have instructions for it."""
+    return left @ right if left.is_cuda else cpu.product(left, right)
+
+
 def every_label_bce(
     embedding: Float[Tensor, "B D"],
     weight: Float[Tensor, "n D"],

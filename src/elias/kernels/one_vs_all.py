@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elias.kernels import every_label_bce
+from elias.kernels import every_label_bce, product
 from elias.kernels.plain import ranking_key, split_ranking_key
 
 _CHUNK_NUMBERS = 2**24  # logits or weights per chunk: 64 MB in float32
@@ -93,8 +93,8 @@ class _EveryLabelLoss(torch.autograd.Function):
                 embedding, rows, row_bias, positives - first, scale
             )
             total += loss
-            by_embedding.addmm_(residual, rows)
-            gradients = (residual.T @ embedding, by_bias)
+            by_embedding += product(residual, rows)
+            gradients = (product(residual.T, embedding), by_bias)
             if update is not None:
                 update(first, *gradients)
             for whole, gradient in zip(dense, gradients, strict=True):

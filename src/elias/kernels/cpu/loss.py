@@ -13,6 +13,7 @@ import torch
 from numba import get_num_threads, njit, prange
 from torch import Tensor
 
+from elias.kernels.cpu.products import product
 from elias.kernels.cpu.rows import Array
 
 _ONE = np.float32(1.0)
@@ -180,9 +181,9 @@ def every_label_bce(
     embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
-    residual, sums = embedding @ weight.T, torch.zeros(len(weight))
+    residual, sums = product(embedding, weight.T), torch.zeros(len(weight))
     loss = _every_label_bce(
-        residual.detach().numpy(),
+        residual.numpy(),
         bias.detach().contiguous().numpy(),
         positives.contiguous().numpy(),
         np.float32(scale),
