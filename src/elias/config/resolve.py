@@ -87,7 +87,7 @@ _COMMON = {
 _STAGES: dict[tuple[str, str], dict[str, Any]] = {
     ("bag", "all"): {"epochs": 15, "label_lr": 2e-3, "label_eps": 1e-3, "weight_decay": 0.1},
     ("bag", "learn after all"): {
-        "epochs": 8,
+        "epochs": 4,
         "encoder_lr": 5e-5,
         "bag_lr": 5e-4,
         "cluster_lr": 5e-3,

@@ -68,9 +68,23 @@ def every_label_top(
         ids = torch.arange(first, first + len(rows), device=best.device)
         if blocked is not None:
             logits = logits.masked_fill(blocked[ids], -torch.inf)
-        keys = torch.cat([best, ranking_key(logits, ids)], dim=1)
+        keys = torch.cat([best, _best_keys(logits, ids, top_k)], dim=1)
         best = keys.topk(min(top_k, keys.shape[1]), dim=1).values
     return split_ranking_key(best)
+
+
+def _best_keys(logits: Tensor, ids: Tensor, top_k: int) -> Tensor:
+    """Return ranking keys that include those of the k best labels of each row.
+
+    On a CPU, only the keys of these labels are computed, unless others tie with the last of them.
+    """
+    if logits.is_cuda or top_k >= logits.shape[1]:
+        return ranking_key(logits, ids)
+    values, columns = logits.topk(top_k + 1, dim=1)
+    keys = ranking_key(values[:, :-1], ids[columns[:, :-1]])
+    tied = (values[:, -2] == values[:, -1]).nonzero().squeeze(1)
+    keys[tied] = ranking_key(logits[tied], ids).topk(top_k, dim=1).values
+    return keys
 
 
 class _EveryLabelLoss(torch.autograd.Function):
