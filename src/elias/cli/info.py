@@ -157,13 +157,14 @@ def _describe_ranker_config(config: ResolvedConfig, reasons: Mapping[str, str]) 
     if not rerank.enabled:
         return f"{_because('none', reasons.get('rerank.enabled'))}; rerank.enabled=true trains one"
     if config.ranks_every_label:
-        refits = config.ensemble.members == 1 and config.eval.validation_size > 0
-        all_points = ", in the end on the held-out points too" * refits
-        return f"over every label{all_points}; rerank.enabled=false trains none"
-    calibrated = ""
-    if rerank.calibrate and config.eval.validation_size:
-        calibrated = ", then calibrated" + ", with label names that are words" * rerank.names
-    return f"over the best {rerank.candidates} labels{calibrated}; rerank.enabled=false trains none"
+        task = "over every label"
+    else:
+        task = f"over the best {rerank.candidates} labels"
+        if rerank.calibrate and config.eval.validation_size:
+            task += ", then calibrated" + ", with label names that are words" * rerank.names
+    if config.ensemble.members == 1 and config.eval.validation_size:
+        task += ", in the end on the held-out points too"
+    return f"{task}; rerank.enabled=false trains none"
 
 
 def _describe_reranker(reranker: Reranker | None) -> str:

@@ -235,7 +235,7 @@ def fill_sizes(
     >>> index.n_clusters, index.edges_per_cluster, index.beam_size, index.shortlist_size
     (256, 398, 40, 2969)
     >>> [(stage.name, stage.score_all, stage.epochs) for stage in config.stages]
-    [('stage1', True, 15), ('stage2', False, 8)]
+    [('stage1', True, 15), ('stage2', False, 4)]
     """
     config = replace(config, index=replace(config.index, kind=index_kind(config, n_labels)))
     held_out, enabled = config.eval.validation_size, config.rerank.enabled

@@ -688,7 +688,7 @@ class Trainer:
         inputs = split_inputs(self.splits["train"], self.encoder)
         every_label = self.config.ranks_every_label
         # not in an ensemble, where held-out points are not cross-fitted
-        refit = every_label and not self._in_ensemble and "validation" in self.splits
+        refit = not self._in_ensemble and "validation" in self.splits
         if isinstance(inputs, Sequence):
             more = split_inputs(self.splits["validation"], self.encoder) if refit else ()
             inputs = SplitTexts([*inputs, *more] if more else inputs, symbols=every_label)
