@@ -9,35 +9,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
-    from elias.data import Corpus, Split, convert, corpus_stats, load_corpus, load_label_table
-    from elias.data.load import TextFile
-    from elias.distributed import joined
-    from elias.errors import EliasError
-    from elias.estimator import EliasClassifier
-    from elias.inference.batch_predict import FileDone, FileTask, predict_file
-    from elias.inference.explain import (
-        ExplainedLabel,
-        Explanation,
-        LabelPath,
-        RankerTerm,
-        WordEffect,
-    )
-    from elias.inference.predictor import Elias
-    from elias.inference.prune import EdgeCount, prune_edges
-    from elias.labels import LabelTable
-    from elias.metrics import (
-        Metrics,
-        evaluate,
-        f1_metrics,
-        hierarchy_metrics,
-        metrics_by_labels,
-        metrics_by_points,
-    )
-    from elias.persistence.onnx_runtime import OnnxModel
-    from elias.predictions import Predictions, Ranking
-    from elias.rerank.probabilities import Probabilities, calibration_error
-    from elias.training.train import train, train_together
+    from elias.config import EliasConfig as EliasConfig
+    from elias.data import Corpus as Corpus
+    from elias.data import Split as Split
+    from elias.data import convert as convert
+    from elias.data import corpus_stats as corpus_stats
+    from elias.data import load_corpus as load_corpus
+    from elias.data import load_label_table as load_label_table
+    from elias.data.load import TextFile as TextFile
+    from elias.distributed import joined as joined
+    from elias.errors import EliasError as EliasError
+    from elias.estimator import EliasClassifier as EliasClassifier
+    from elias.inference.batch_predict import FileDone as FileDone
+    from elias.inference.batch_predict import FileTask as FileTask
+    from elias.inference.batch_predict import predict_file as predict_file
+    from elias.inference.explain import ExplainedLabel as ExplainedLabel
+    from elias.inference.explain import Explanation as Explanation
+    from elias.inference.explain import LabelPath as LabelPath
+    from elias.inference.explain import RankerTerm as RankerTerm
+    from elias.inference.explain import WordEffect as WordEffect
+    from elias.inference.predictor import Elias as Elias
+    from elias.inference.prune import EdgeCount as EdgeCount
+    from elias.inference.prune import prune_edges as prune_edges
+    from elias.labels import LabelTable as LabelTable
+    from elias.metrics import Metrics as Metrics
+    from elias.metrics import evaluate as evaluate
+    from elias.metrics import f1_metrics as f1_metrics
+    from elias.metrics import hierarchy_metrics as hierarchy_metrics
+    from elias.metrics import metrics_by_labels as metrics_by_labels
+    from elias.metrics import metrics_by_points as metrics_by_points
+    from elias.persistence.onnx_runtime import OnnxModel as OnnxModel
+    from elias.predictions import Predictions as Predictions
+    from elias.predictions import Ranking as Ranking
+    from elias.rerank.probabilities import Probabilities as Probabilities
+    from elias.rerank.probabilities import calibration_error as calibration_error
+    from elias.training.train import train as train
+    from elias.training.train import train_together as train_together
 
     __version__: str
 
@@ -63,45 +70,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "Corpus",
-    "EdgeCount",
-    "Elias",
-    "EliasClassifier",
-    "EliasConfig",
-    "EliasError",
-    "ExplainedLabel",
-    "Explanation",
-    "FileDone",
-    "FileTask",
-    "LabelPath",
-    "LabelTable",
-    "Metrics",
-    "OnnxModel",
-    "Predictions",
-    "Probabilities",
-    "RankerTerm",
-    "Ranking",
-    "Split",
-    "TextFile",
-    "WordEffect",
-    "__version__",
-    "calibration_error",
-    "convert",
-    "corpus_stats",
-    "evaluate",
-    "f1_metrics",
-    "hierarchy_metrics",
-    "joined",
-    "load_corpus",
-    "load_label_table",
-    "metrics_by_labels",
-    "metrics_by_points",
-    "predict_file",
-    "prune_edges",
-    "train",
-    "train_together",
-]
+__all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
 def __getattr__(name: str) -> Any:

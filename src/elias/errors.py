@@ -67,8 +67,8 @@ _MAX_RANKED = 100
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    Case is ignored. If there are too many known names to compare them all, compare those that share
-    the most pairs of letters with the name.
+    Case is ignored. If there are many known names, only those that have the most pairs of adjacent
+    letters in common with the name are compared, because comparing all would take long.
     """
     plain = {known_name.casefold(): known_name for known_name in known}
     wanted, candidates = name.casefold(), list(plain)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LabelTable(Sequence[str]):
-    """The names of L labels, with their ids, synonyms and descriptions where these are known.
+    """The names of L labels, with their ids, synonyms and descriptions if these are known.
 
-    A table is a sequence of names, so it is accepted wherever label names are. The position of a
-    label is its number in the model; names may repeat.
+    A table is a sequence of names, so it can be used in place of a list of label names. The
+    position of a label is its label id in the model; names may repeat.
 
     >>> table = LabelTable(("Neoplasms", "Mice"), ids=("D009369", "D051379"),
     ...                    synonyms=(("Cancer", "Tumors"), ()), descriptions=("New growth.", ""))
@@ -92,7 +92,7 @@ class LabelTable(Sequence[str]):
         return any(column is not None for column in columns)
 
     def id(self, label: int) -> str | None:
-        """Return the id of a label in the user's vocabulary, or None if it has none."""
+        """Return the id of a label in the user's vocabulary, or None if it does not have one."""
         return None if self.ids is None else self.ids[label] or None
 
     def about(self, label: int) -> tuple[tuple[str, ...], str | None]:
@@ -161,7 +161,7 @@ class LabelTable(Sequence[str]):
         return [find(name, key) for name, key, *_ in LabelTable.of(labels).rows()]
 
     def broader_groups(self) -> dict[str, list[int]]:
-        """Return the ids of the labels below each broader label, by the name of the latter.
+        """Return a dictionary from the name of each broader label to its narrower labels.
 
         >>> table = LabelTable(("animals", "mice"), ids=("1", "2"), broader=((), ("1",)))
         >>> table.broader_groups()

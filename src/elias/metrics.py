@@ -116,7 +116,7 @@ def inverse_propensities(
 
     w_ℓ = 1 + C·(n_ℓ + B)^(-A), where C = (ln N - 1)·(B + 1)^A.
     """
-    # with N < e, C would be negative and rare labels would weigh less than common ones
+    # if N < e, C would be negative, and rare labels would have lower weights than frequent ones
     c = max(np.log(max(n_points, 1)) - 1, 0) * (b + 1) ** a
     weights: Array = 1 + c * (frequencies.astype(np.float64) + b) ** -a
     return weights
@@ -177,9 +177,9 @@ def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
 def recall_by_decile(
     predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int
 ) -> Array:
-    """Return the contribution of each decile of labels to R@k, in percent (10,), as in Fig. 5.
+    """Return the part of R@k in percent that each decile of labels contributes (10,), see Fig. 5.
 
-    The first decile has the most frequent labels. The contributions add up to R@k.
+    The first decile has the most frequent labels. The parts add up to R@k.
     """
     _check_shapes(predictions, truth)
     decile = label_deciles(frequencies)
@@ -304,7 +304,7 @@ def metrics_by_points(
 
 
 MIN_GROUP = 10
-"""Points, or true (point, label) pairs, that a group needs to be among the weakest."""
+"""Minimum number of points, or of true (point, label) pairs, in a group listed as weak."""
 
 
 def large_groups(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -321,8 +321,8 @@ def metrics_by_labels(
 ) -> list[dict[str, Any]]:
     """Return the metrics of each group of labels, weakest first.
 
-    ``pairs`` is the number of (point, label) pairs that are true, R@k the share of them among the
-    best k predictions. Groups without a true pair are left out.
+    ``pairs`` is the number of true (point, label) pairs of a group, and R@k the share of them that
+    is among the best k predictions. Groups without a true pair are left out.
 
     Args:
         predictions: One row for each point.
@@ -352,7 +352,7 @@ def metrics_by_labels(
 
 
 FREQUENCY_BINS = {"0": 0, "1": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100}
-"""Names of the frequency groups of labels, and the highest number of training points of each."""
+"""Maximum number of training points of the labels in each frequency group, by its name."""
 
 
 def frequency_groups(frequencies: NDArray[np.int64]) -> dict[str, list[int]]:
@@ -424,7 +424,7 @@ def hierarchy_metrics(
 def _label_counts(
     predictions: Predictions, truth: sparse.csr_matrix, k: int | None = None
 ) -> NDArray[np.int64]:
-    """Return (3, L) the true, predicted and correctly predicted points of each label."""
+    """Return the number of true, predicted and correctly predicted points of each label (3, L)."""
     _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
     counts = np.zeros((3, n_labels + 1), dtype=np.int64)  # the last column counts padding
@@ -467,13 +467,16 @@ def _chunks(
 
 
 class _Gains:
-    """Gains that the metrics share for a chunk of points. r is a rank, w an inverse propensity."""
+    """Gains of a chunk of points, from which all metrics are computed.
+
+    r is the rank of a prediction, and w the inverse propensity of a label.
+    """
 
     def __init__(self, chunk: _Chunk, weights: Array, width: int, best_width: int) -> None:
         self.n_true = chunk.n_true
         self.hits = chunk.hits.astype(np.float64)  # (R, k) for the largest k
         self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
-        # the largest w of the true labels Y_i, descending
+        # the largest w among the true labels Y_i of each point, descending
         self.best = _largest(chunk, weights[chunk.true_ids], best_width)
         self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
         self._ideal = np.append(0.0, self.discounts.cumsum())
@@ -508,7 +511,7 @@ KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
     "PSnDCG": lambda g, k: (g.discounted(g.weighted, k).sum(), g.discounted(g.best, k).sum()),
     "R": lambda g, k: (g.recall(k).sum(), int(np.count_nonzero(g.n_true))),
 }
-"""Function for each kind of metric that returns its numerator and denominator."""
+"""Functions that return the numerator and the denominator of each kind of metric at k."""
 
 
 def metric_names(names: Iterable[str]) -> list[str]:

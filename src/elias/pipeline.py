@@ -1,4 +1,4 @@
-"""Deprecated module: import these names from ``elias``. It will be removed in version 0.3."""
+"""Deprecated module, which will be removed in version 0.3. Import its names from ``elias``."""
 
 from __future__ import annotations
 

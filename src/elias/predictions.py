@@ -51,7 +51,8 @@ class Candidates:
     embedding: NDArray[np.float32] | None = None
     """(n, D) φ(x) if the ranker or added labels use it, else None."""
     channel: NDArray[np.int8] | None = None
-    """(n, k) channel that proposed each candidate, or None if all come from the search."""
+    """(n, k) number of the retrieval method that proposed each candidate, or None if there is only
+    one, the search."""
 
     def top(self, k: int) -> Candidates:
         """Return the best ``k`` candidates of each point."""
@@ -226,13 +227,10 @@ class Predictions:
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        probabilities = None if self.probabilities is None else self.probabilities[:, :k]
-        return replace(
-            self, ids=self.ids[:, :k], scores=self.scores[:, :k], probabilities=probabilities
-        )
+        return self._map(lambda array, _: array[:, :k])
 
     def among(self, label_names: Sequence[str]) -> Predictions:
-        """Return the same predictions for a longer list of labels.
+        """Return the same predictions for a model with more labels.
 
         ``label_names`` must start with the labels of these predictions.
 
@@ -242,7 +240,7 @@ class Predictions:
         n_labels, width = len(label_names), self.ids.shape[1]
         ids = np.where(self.ids == self.n_labels, n_labels, self.ids)
         longer = replace(self, ids=ids, n_labels=n_labels, label_names=label_names)
-        # If every label had a slot in each row, every label of the longer list gets one too.
+        # if each row ranks all labels, make room for the new labels, too
         return longer._widen(n_labels if width == self.n_labels else width)
 
     def threshold(
@@ -272,7 +270,7 @@ class Predictions:
         return self.top(width)._keep(mask[:, :width])
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
-        """Remove the (point, label) pairs of a filter file, given as an (M, 2) array."""
+        """Remove predictions of the (point, label) pairs in a filter file, an (M, 2) array."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         limits = np.array([len(self), self.n_labels])
         if ((pairs < 0) | (pairs >= limits)).any():
@@ -286,7 +284,7 @@ class Predictions:
         return self._keep(~np.isin(keys, pairs[:, 0] * width + pairs[:, 1]))
 
     def to_csr(self) -> sparse.csr_matrix:
-        """Return the scores as an (n, L) CSR matrix that stores scores of 0 explicitly."""
+        """Return the scores as an (n, L) CSR matrix. Scores of 0 are stored, too."""
         from scipy import sparse
 
         mask = self.ids < self.n_labels

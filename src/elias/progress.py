@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SECONDS_BEFORE_BAR = 1.0  # in a notebook, where a bar that disappears leaves a gap
+SECONDS_BEFORE_BAR = 1.0  # in a notebook, where a removed bar leaves an empty line
 SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -267,7 +267,7 @@ def test_another_configuration_is_refused_unless_it_may_overwrite(data, tmp_path
         (line,) = (line for line in result.err.splitlines() if line.startswith("error: "))
         assert result.code == 2
         assert str(tmp_path / path) in line
-        assert "(index.beta is 3.0, there it is 5.0); use --overwrite or another --out" in line
+        assert "(index.beta is 3.0 instead of 5.0); use --overwrite or another --out" in line
     assert replaced.code == 0, replaced.err
     assert trained == ["elias-seed0", "elias-seed0"]
     assert results(tmp_path, "sweep-beam")["config"]["index"]["beta"] == 3.0

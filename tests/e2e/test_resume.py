@@ -187,8 +187,8 @@ def test_the_log_has_both_parts_of_a_resumed_run(stopped, corpus):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"seed": 4}, r"another configuration \(seed is 4, there it is 0\)"),
-        ({"stages.stage2.epochs": 9}, r"stages.stage2.epochs is 9, there it is 3"),
+        ({"seed": 4}, r"another configuration \(seed is 4 instead of 0\)"),
+        ({"stages.stage2.epochs": 9}, r"stages.stage2.epochs is 9 instead of 3"),
     ],
 )
 def test_another_configuration_is_refused_and_the_difference_named(
@@ -448,7 +448,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path):
     assert last.endswith("; run the same command again to resume from the last checkpoint")
     refused = elias(*command, "--set=seed=3")
     assert refused.code == 2
-    assert "another configuration (seed is 3, there it is 0)" in refused.err
+    assert "another configuration (seed is 3 instead of 0)" in refused.err
 
 
 POINTS = {

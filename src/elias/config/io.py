@@ -246,9 +246,9 @@ _REMOVED: dict[str, Any] = {
     "rerank.mixture": "sum",
     "checkpoint.steps": lambda part: part["steps"],  # any value
 }
-"""Keys of older versions, with their value today, or a function of their section that returns it.
+"""Removed keys and the values that are now built in, or functions that return these.
 
-None of them affects the predictions of a saved model.
+A function gets the section of the key. No removed key affects the predictions of a saved model.
 """
 _REPLACED = {
     "encoder.kind": "set encoder.model to bag, minilm, a folder or a hub id",
@@ -258,15 +258,15 @@ _REPLACED = {
     "checkpoint.steps": "use checkpoint.minutes",
     **dict.fromkeys(("eval.propensity_a", "eval.propensity_b"), "use eval.propensity = [A, B]"),
 }
-"""Why an older key is unknown, if the reason is not that it is constant."""
+"""What to use instead of a removed key, for keys whose value is not simply built in."""
 _ABSENT = "not set"
 
 
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
-    """Return a configuration saved by an older version of ELIAS as this version would write it.
+    """Convert a configuration that an older version of ELIAS saved to the keys of this version.
 
-    Missing keys are added. Removed keys are dropped if their value is now constant; other values
-    remain, to be refused, or are logged and dropped too if ``drop_removed``.
+    Add missing keys. Drop a removed key if its value is the one that is now built in. Otherwise
+    keep it, so that it is reported as unknown, or log and drop it if ``drop_removed``.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1'}]
@@ -281,7 +281,7 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
         evaluation["propensity"] = list(constants)
     if isinstance(stages, list) and all(
         isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
-    ):  # otherwise a person wrote it, and left keys out on purpose
+    ):  # saved by an older version; a person would leave out keys to get their defaults
         every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
         complete["stages"] = [every_label | stage for stage in stages]
         if isinstance(rerank, dict):
@@ -338,9 +338,9 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
     """Describe the first key whose values differ in two trees; return "" if the trees are equal.
 
     >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
-    'a.b is 1, there it is 2'
+    'a.b is 1 instead of 2'
     >>> first_difference({"a": {"b": None}}, {"a": {}})
-    'a.b is None, there it is not set'
+    'a.b is None instead of not set'
     """
     if ours == theirs:
         return ""
@@ -353,7 +353,7 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
             for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
         ]
     else:
-        return f"{path} is {_shown(ours)}, there it is {_shown(theirs)}"
+        return f"{path} is {_shown(ours)} instead of {_shown(theirs)}"
     differences = (first_difference(a, b, f"{path}.{k}" if path else str(k)) for k, a, b in entries)
     return next(filter(None, differences))
 

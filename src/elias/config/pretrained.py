@@ -16,7 +16,7 @@ MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 CONFIG_FILE = "config.json"
 POOLING_FILE = "1_Pooling/config.json"
-"""File of sentence-transformers with the pooling of token vectors."""
+"""File in which sentence-transformers stores how token vectors are pooled."""
 
 
 def find_pretrained(model: str) -> str:
@@ -40,7 +40,7 @@ def find_pretrained(model: str) -> str:
 
 
 def pretrained_pooling(model: str) -> Literal["mean", "cls"]:
-    """Return the pooling in the model's files; ``mean`` if they name none, or another one."""
+    """Return the pooling that the model's files name: ``cls``, or else ``mean``."""
     settings = _read(model, POOLING_FILE)
     if not settings:
         return "cls" if _read(model, CONFIG_FILE).get("classifier_pooling") == "cls" else "mean"
@@ -50,13 +50,15 @@ def pretrained_pooling(model: str) -> Literal["mean", "cls"]:
 
 
 def pretrained_max_tokens(model: str) -> int | None:
-    """Return the number of tokens that the model has positions for; None if it does not say."""
+    """Return the maximum number of tokens of the model, or None if its files do not say."""
     settings = _read(model, CONFIG_FILE)
     limit, kind = settings.get("max_position_embeddings"), str(settings.get("model_type"))
     if not isinstance(limit, int):
         return None
     if "roberta" in kind or kind in ("camembert", "longformer", "mpnet"):
-        limit -= (settings.get("pad_token_id") or 0) + 1  # they count from after the padding
+        limit -= (
+            settings.get("pad_token_id") or 0
+        ) + 1  # their position ids start after that of the padding
     return limit
 
 
@@ -83,13 +85,13 @@ def _read(model: str, name: str) -> dict[str, Any]:
 
 
 def _download(repo_id: str, name: str) -> Path:
-    """Return the path of a file from the hub, or one that does not exist."""
+    """Download a file from the hub and return its path. On failure, the path does not exist."""
     import huggingface_hub as hub  # slow to import
 
     try:
         cached = hub.try_to_load_from_cache(repo_id, name)
-        if cached is None:  # not known; for a file that the hub does not have it is an object
-            hub.get_hf_file_metadata(hub.hf_hub_url(repo_id, name))  # a download tries six times
+        if cached is None:  # not in the cache, and not known to be missing on the hub
+            hub.get_hf_file_metadata(hub.hf_hub_url(repo_id, name))  # fails without retries
             cached = hub.hf_hub_download(repo_id, name)
     except Exception:  # the hub raises many types; loading the weights explains what is wrong
         cached = None

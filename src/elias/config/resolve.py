@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
-EXTRA_TRAIN_CLUSTERS = 5  # room for the parents of a text's labels
+EXTRA_TRAIN_CLUSTERS = 5  # searched in training because the clusters of a text's labels come first
 MIN_SHORTLIST = 100
 
 
@@ -50,26 +50,32 @@ class _IndexRule(NamedTuple):
 
 
 MAX_SCORED_LABELS = 1000
-"""Labels up to which every label is scored instead of an index: as precise, with more recall."""
+"""Maximum number of labels for which no index is used by default, but every label is scored.
+
+With so few labels, scoring all of them is as precise as an index, and has a higher recall."""
 MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
-"""More and smaller clusters, and a wider search that costs little."""
+"""Sizes for at most `MAX_WIDE_LABELS` labels: more and smaller clusters, and a larger beam."""
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
-"""With more labels: the sizes of the paper (Table 4), but twice the shortlist in prediction."""
+"""Sizes for more labels: those of the paper (Table 4), but with twice the shortlist in prediction.
+"""
 MAX_VALIDATION = 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
 MAX_SCORES = 2e9
-"""Points × labels up to which a stage scores every label: minutes on a CPU. With more labels, most
-have one or two points, and training on hard negatives alone is better too."""
+"""Maximum of points × labels for which a stage scores every label, which takes minutes on a CPU.
+
+With more labels, most labels have one or two points, and training on hard negatives is better."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
-"""Dimension of MiniLM, with which the learning rates of a transformer were chosen. A wider one has
-lower rates, in inverse proportion: 1e-4 instead of 2e-4 for the size of BERT-base."""
+"""Dimension of MiniLM, for which the learning rates of a transformer were tuned.
+
+The learning rate of a wider transformer is lower in proportion: 1e-4 instead of 2e-4 for BERT-base,
+which is twice as wide."""
 
 _COMMON = {
-    "steps": 80,  # about, in an epoch: sets the batch size
+    "steps": 80,  # approximate number of steps in an epoch, from which the batch size follows
     "cluster_with_encoder": False,
     "keep_labels": True,
     "first_classifiers": "centroids",
@@ -218,7 +224,7 @@ class ResolvedConfig(EliasConfig):
 
     @property
     def ranks_every_label(self) -> bool:
-        """Whether there are so few labels that the ranker scores all of them for each point."""
+        """Return whether the ranker scores all labels of each point, because there are so few."""
         return self.index.kind == "all" and self.index.shortlist_size <= self.rerank.candidates
 
 
@@ -245,7 +251,7 @@ def fill_sizes(
         held_out = validation_size(n_points, refits=refits)
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
-    # in a small corpus few words are in two texts
+    # in a small corpus, few words occur in two texts
     min_count = config.encoder.min_count or (1 if n_points < 100 else 2)
     return _narrow(
         ResolvedConfig,
@@ -307,7 +313,9 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
 
 
 def batch_size(kind: str, n_points: int, steps: int) -> int:
-    """Return the power of two that makes about ``steps`` steps an epoch, within limits.
+    """Return the batch size, a power of two, with which an epoch has about ``steps`` steps.
+
+    It is limited to the range in `BATCH_SIZES`.
 
     >>> batch_size("bag", 1000, 80), batch_size("bag", 10**6, 80)
     (16, 256)
@@ -327,7 +335,9 @@ def max_length(n_bytes: int | None) -> int:
 
 
 def index_kind(config: EliasConfig, n_labels: int) -> Literal["graph", "all"]:
-    """Return the given kind of index, or ``all`` for few labels if nothing asks for an index.
+    """Return the configured kind of index or, if it is None, the default.
+
+    The default is ``all`` for few labels, unless other settings require an index.
 
     >>> index_kind(EliasConfig(), 50), index_kind(EliasConfig(), 5000)
     ('all', 'graph')
@@ -366,8 +376,8 @@ def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
 def validation_size(n_points: int, *, refits: bool = False) -> int:
     """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000.
 
-    With few labels, whose ranker trains on the held-out points in the end, a fifth up to 2000. In
-    an ensemble it does not.
+    With ``refits``, it is a fifth up to 2000, because the ranker is later trained on these points
+    too.
 
     >>> validation_size(4000), validation_size(4000, refits=True)
     (400, 800)
@@ -415,7 +425,9 @@ def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
 def reasons(
     given: EliasConfig, resolved: ResolvedConfig, n_points: int, n_labels: int
 ) -> dict[str, str]:
-    """Return why settings that ``given`` leaves open have their values, by key.
+    """Return the reason for the value of each derived setting, by key.
+
+    A setting is derived if it is None in ``given``.
 
     >>> resolved = EliasConfig().resolve(20_000, 8484)
     >>> reasons(EliasConfig(), resolved, 20_000, 8484)["index.n_clusters"]

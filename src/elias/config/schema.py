@@ -45,15 +45,15 @@ class RerankConfig:
     """Train the ranker after the last stage. Derived: true for at most 200,000 labels and 1,000,000
     points, which a CPU trains in minutes."""
     candidates: int = 200
-    """Number of the model's best labels that are reranked for each text."""
+    """Number of labels that are reranked for each text: the best ones of the model."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] = (3, 5)
     """Shortest and longest character n-gram that is a feature; (0, 0) for none."""
     embedding: Literal["none", "encoder", "first"] = "none"
-    """Dense features in addition: ``encoder``, φ after training (as in the paper; it overfits,
-    because the ranker trains on the same points), or ``first``, φ before training, for a pretrained
-    encoder."""
+    """Embedding φ(x) as additional features: ``encoder`` after training (as in the paper; it
+    overfits, because the ranker trains on the same points), or ``first`` before training, for a
+    pretrained encoder."""
     loss: Literal["squared-hinge", "logistic"] = "squared-hinge"
     """Loss of the ranker: ``squared-hinge`` as in the paper's program, or ``logistic`` as in
     Eq. 17. The margin s becomes q = exp(−max(1−s, 0)³), or q = σ(s) for ``logistic``."""
@@ -61,10 +61,11 @@ class RerankConfig:
     """C: weight of the loss relative to the regularisation. Derived: 1, or 2 if every label is
     scored and is a candidate."""
     calibrate: bool = True
-    """Fit the decision trees T (appendix C.2) on the validation points, if there are any."""
+    """Combine the scores of model and ranker by decision trees T (appendix C.2), which are fitted
+    on the validation points, if there are any."""
     names: bool = True
-    """Also fit a second T that reads how similar the label's name is to the text, and rank by it.
-    Not in the paper. It needs texts, and label names that are words."""
+    """Also fit trees that use the similarity of text and label name as a further feature, and rank
+    by their scores. Not in the paper. This needs texts, and label names that are words."""
     trees: int = 40
     """Number of trees that T averages. Each tree is fitted on its own random sample of the points,
     and each node can use a random half of the features. With 1, as in the paper, the tree uses all
@@ -92,8 +93,8 @@ class DataConfig:
     """Storage of the corpus during training."""
 
     on_disk: Literal["auto", "on", "off"] = "auto"
-    """``on``: texts, labels and tokens stay on disk, memory-mapped; ``off``: in memory; ``auto``:
-    on disk if the files are larger than 1 GiB."""
+    """Where texts, labels and tokens are kept. ``on``: on disk, memory-mapped; ``off``: in memory;
+    ``auto``: on disk if the files are larger than 1 GiB."""
     setup_points: int | None = None
     """Number of training points used for vocabulary, clustering and initialisation, sampled with at
     least one point of each label. None: all points, or a million if the corpus is on disk."""
@@ -113,15 +114,16 @@ class EncoderConfig:
     dropout: float = 0.5
     """Dropout on the embedding φ(x) during training."""
     pooling: Literal["mean", "cls"] | None = None
-    """transformer: how token vectors are pooled into one. Derived: as the model's own files say
+    """transformer: how token vectors are pooled into one. Derived from the model's files
     (``1_Pooling`` of sentence-transformers, ``classifier_pooling``), else ``mean``."""
     max_length: int | None = None
-    """transformer: maximum number of tokens; longer texts are truncated and counted. Derived: the
-    first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes;
-    at most what the model reads."""
+    """transformer: maximum number of tokens; longer texts are truncated, and their number is
+    logged. Derived: the smallest of 32, 64, 128 and 256 that is enough for 95% of the texts, as
+    estimated from their size in bytes, but at most the limit of the model."""
     windows: int = 1
-    """transformer: read longer texts in up to this number of windows of ``max_length`` tokens. φ is
-    the mean of the windows, weighted by their tokens. Time and memory grow with the tokens read."""
+    """transformer: maximum number of windows of ``max_length`` tokens into which a longer text is
+    split. φ is the mean over the windows, weighted by their numbers of tokens. Time and memory grow
+    with the total number of tokens."""
     bottleneck: int | None = None
     """transformer: project φ to this width; None keeps the width of the transformer."""
     gradient_checkpointing: bool = False
@@ -165,9 +167,10 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
-    """The learned graph from clusters to labels (§3.1, §3.2), or none.
+    """The learned graph from clusters to labels (§3.1, §3.2), or no graph.
 
     With ``kind`` ``all`` there is no graph, and the fields that size and initialise it are ignored.
+    Derived sizes differ for *many labels*: more than 200,000, or 50,000 with a transformer.
     """
 
     kind: Literal["graph", "all"] | None = None
@@ -179,31 +182,33 @@ class IndexConfig:
     ``compact``: W_L and the first moment in bfloat16 and one second moment per label, 4 bytes per
     weight. With a graph, ``compact`` needs a GPU."""
     n_clusters: int | None = None
-    """C: number of clusters; a power of two gives clusters of equal size. Derived: 2^⌈log2(L/50)⌉,
-    2^⌈log2(L/100)⌉ for more than 50,000 labels, more for few labels."""
+    """C: number of clusters; a power of two gives clusters of equal size. Derived: 2^⌈log2(L/50)⌉
+    (many labels: 2^⌈log2(L/100)⌉), but at least 32, with at least 4 labels per cluster."""
     edges_per_cluster: int | None = None
-    """κ: edges of each cluster in the learned graph. Derived: 12·L/C (more than 50,000 labels:
+    """κ: edges of each cluster in the learned graph. Derived: 12·L/C (many labels:
     10·L/C)."""
     beam_size: int | None = None
-    """b: clusters searched for a text. Derived: 40 (20), or all clusters if there are fewer."""
+    """b: clusters searched for a text. Derived: 40 (many labels: 20), or all clusters if there are
+    fewer."""
     shortlist_size: int | None = None
-    """K: labels scored by their own classifier. Derived: 35% of the labels, at most 3000 (4000)."""
+    """K: size of the shortlist, the labels scored by their own classifier. Derived: 35% of the
+    labels, at most 3000 (many labels: 4000)."""
     alpha: float | None = None
-    """α in Eq. 1: number of clusters that can reach the score 1. Derived: b (b/2)."""
+    """α in Eq. 1: number of clusters that can reach the score 1. Derived: b (many labels: b/2)."""
     beta: float | None = None
     """β in Eq. 5: number of labels of a cluster that can reach the score 1. Derived: 0.3·κ
-    (0.15·κ)."""
+    (many labels: 0.15·κ)."""
     edge_init: Literal["counts", "random"] = "counts"
-    """Initial edge logits: ``counts`` is ½·log(A' + 0.1); ``random`` is uniform as in the paper
-    (Eq. 10)."""
+    """Initial edge logits: ``counts`` is ½·log(A' + 0.1), where A' are the co-occurrence counts of
+    Eq. 9; ``random`` is uniform as in the paper (Eq. 10)."""
     train_clusters: int | None = None
     """Clusters searched for a text in training: first the strongest parents of its labels, then the
     best others. A text with more labels than this gets one cluster for each. Derived:
     beam_size + 5."""
     train_shortlist: int | None = None
-    """Labels scored by their own classifier in training. Derived: two thirds of shortlist_size
-    (all of it). A smaller value trains faster, and a larger shortlist_size still finds more labels
-    in prediction."""
+    """Size of the shortlist in training. Derived: two thirds of shortlist_size (many labels: half
+    of it). A smaller value trains faster, and a larger shortlist_size still finds more labels in
+    prediction."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -217,12 +222,13 @@ class LossConfig:
     """The training loss L = L_c + λ·L_s (§3.3)."""
 
     reduction: Literal["mean", "sum"] = "sum"
-    """``mean``: average over all places of all shortlists, as in the paper's program; ``sum``: sum
-    over the shortlist of a point, averaged over the points. λ depends on this choice."""
+    """``mean``: average over all labels of all shortlists, as in the paper's program; ``sum``: sum
+    over the shortlist of a point, averaged over the points. A good λ depends on this choice."""
     label_text_weight: float = 1.0
-    """Weight of label texts as training points. Each is drawn this number of times in an epoch,
-    times the share of the training texts containing all words of its name that have the label. 0:
-    none, as in the paper."""
+    """How often label texts are training points: the mean number of times per epoch for a label
+    whose name is a reliable keyword. For other labels, this number is multiplied by the share of
+    points with the label among the training texts that contain all words of its name. 0: none, as
+    in the paper."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -241,7 +247,8 @@ class StageConfig:
     name: str = "stage1"
     """Name of the stage in logs and metrics."""
     learn_graph: bool = False
-    """Whether the edges are learned, starting from M'Y. If not, see `score_all`."""
+    """Whether the edges are learned, starting from the co-occurrence counts of clusters and labels
+    (M'Y, Eq. 9). If not, see `score_all`."""
     score_all: bool | None = None
     """Whether a stage that does not learn the graph scores every label in each step (one-vs-all).
     Otherwise its graph is fixed: a partition with all edge scores 1, as in the paper. By default,
@@ -251,24 +258,25 @@ class StageConfig:
     batch_size: int | None = None
     """Points per step."""
     cluster_with_encoder: bool | None = None
-    """Cluster the labels again at the start of the stage, on φ and the bag of words."""
+    """Cluster the labels again at the start of the stage, by φ and the bag of words."""
     keep_labels: bool | None = None
-    """Keep W_L of the previous stage instead of new classifiers."""
+    """Keep the label classifiers W_L of the previous stage instead of new ones."""
     first_classifiers: Literal["centroids", "random"] | None = None
-    """Initial weights of new classifiers: the mean φ of their points, or random as in the paper."""
+    """Initial weights of new label classifiers: the mean φ of their points, or random as in the
+    paper."""
     keep_encoder: bool = True
-    """Keep φ of the previous stage instead of the initial weights of the encoder."""
+    """Keep the encoder φ of the previous stage instead of its initial weights."""
     encoder_lr: float | None = None
-    """Learning rate of φ, without the vectors of a bag encoder."""
+    """Learning rate of the encoder φ, except the vectors of a bag encoder."""
     bag_lr: float | None = None
     """Learning rate of the word and n-gram vectors of a bag encoder."""
     cluster_lr: float | None = None
-    """Learning rate of Ŵ_C."""
+    """Learning rate of the cluster classifiers Ŵ_C."""
     label_lr: float | None = None
-    """Learning rate of W_L."""
+    """Learning rate of the label classifiers W_L."""
     label_eps: float | None = None
-    """ε of AdamW for W_L. Gradients much smaller than ε hardly move a label; with the ``sum``
-    reduction the gradient of a positive label is about 1 / batch size."""
+    """ε of AdamW for W_L. Gradients much smaller than ε hardly change a classifier; with the
+    ``sum`` reduction, the gradient of a positive label is about 1 / batch size."""
     edge_lr: float | None = None
     """Learning rate of the edge logits a."""
     index_every: int | None = None
@@ -276,12 +284,13 @@ class StageConfig:
     updated in every step. Larger values reduce overfitting of rare labels (the paper's program uses
     10 in stage 2)."""
     weight_decay: float | None = None
-    """Weight decay of AdamW, on all weights except gains, biases, edges and the bag's vectors."""
+    """Weight decay of AdamW, on all weights except those of layer norms, biases, edges and the
+    vectors of a bag encoder."""
     shortlist_loss_weight: float | None = None
     """λ: weight of the shortlist loss L_s."""
     average_from: float | None = None
-    """Average the weights (except A) over the steps after this share of the stage; 1: no averaging.
-    """
+    """Average the weights (except the edges A) over all steps after this share of the stage; 1: no
+    averaging."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -307,11 +316,11 @@ class EnsembleConfig:
     """Several models whose scores are averaged label by label (§4)."""
 
     members: int = 1
-    """Number of models, trained one after the other with different clusters, initial weights and
-    batches. All hold out the same points."""
+    """Number of models. They are trained one after the other with different clusters, initial
+    weights and batches, but the same held-out points."""
     first_member: int = 0
-    """Number of the first model. The configuration of a saved member has its own number here, so
-    that it trains that member again."""
+    """Number of the first member. The configuration of a saved member has its number here, so that
+    training with it reproduces that member."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -324,8 +333,9 @@ class EvalConfig:
     """Validation, metrics and the choice of the best epoch."""
 
     validation_size: int | None = None
-    """Points held out of the training split if the corpus has no validation split; 0: none.
-    Derived: a tenth of the points up to 1000, then a twentieth up to 5000."""
+    """Number of training points held out if the corpus has no validation split; 0: none. Derived: a
+    tenth of the points up to 1000 (a fifth up to 2000 if the ranker scores every label), then a
+    twentieth up to 5000."""
     hold_out: Literal["covered", "random"] = "random"
     """``covered``: hold out only points whose labels all have another point, so that training sees
     every label; ``random``: any points. If many labels have a single point, covered points are
@@ -394,8 +404,8 @@ ONE_VS_ALL = "one-vs-all"
 def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
     """Return stage 1 as the only stage, or None if the stages ask for an index.
 
-    The epochs of stage 2 say nothing if there is no graph to learn. Its other settings, a fixed
-    graph in stage 1, or other stages ask for an index.
+    Stages ask for an index if they are not the two default stages, if stage 1 has a fixed graph, or
+    if stage 2 has settings other than its number of epochs.
 
     >>> one_vs_all_stages((StageConfig(epochs=3), StageConfig(name="stage2", learn_graph=True)))
     (StageConfig(name='one-vs-all', ...epochs=3...),)
@@ -484,12 +494,12 @@ class EliasConfig:
     def override(self, changes: Mapping[str, Any]) -> EliasConfig:
         """Return a copy with dotted keys changed, e.g. ``{"stages.stage2.epochs": 3}``.
 
-        A stage is given by its name or position. A size may be None, so resolve the copy again.
+        A stage is given by its name or position. The copy is not resolved, so resolve it again.
         """
         tree, kind = self.to_dict(), changes.get("index.kind", self.index.kind)
         if kind is None and any(key.startswith(f"stages.{ONE_VS_ALL}.") for key in changes):
             kind = "all"
-        if kind != self.index.kind:  # before the others: it decides which stages exist
+        if kind != self.index.kind:  # change it first, because it decides which stages exist
             set_key(tree, "index.kind", kind)
             tree = EliasConfig.from_dict(tree).to_dict()
         for key, value in changes.items():
@@ -499,7 +509,7 @@ class EliasConfig:
     def with_encoder(self, name: str) -> EliasConfig:
         """Return a copy with another encoder: ``bag``, ``minilm``, a folder or a hub id.
 
-        Pooling is derived again if the model is another one; further settings are kept.
+        If the model changes, its pooling is derived again. All other settings are kept.
 
         >>> EliasConfig().with_encoder("minilm").encoder.kind
         'transformer'
@@ -510,12 +520,12 @@ class EliasConfig:
     def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
         """Return a copy in which every setting that is None is derived from the data.
 
-        ``n_bytes`` is the size of a long text (95% are shorter) in UTF-8, if there are texts.
+        ``n_bytes`` is the 95th percentile of the size of texts in UTF-8, or None without texts.
 
         Raises:
             ConfigError: If a given size does not fit the others or the number of labels.
         """
-        from elias.config.resolve import check_sizes, fill_sizes  # its types derive from these
+        from elias.config.resolve import check_sizes, fill_sizes  # avoids a circular import
 
         if n_labels < 1:
             raise ConfigError(f"a model needs at least one label, not {n_labels}")

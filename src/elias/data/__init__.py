@@ -10,23 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elias.data.corpus import SPLITS, Corpus, Split
-    from elias.data.load import load_corpus, load_label_table
-    from elias.data.stats import CorpusStats, SplitStats, corpus_stats
-    from elias.data.writers import ConversionResult, convert
-
-__all__ = [
-    "SPLITS",
-    "ConversionResult",
-    "Corpus",
-    "CorpusStats",
-    "Split",
-    "SplitStats",
-    "convert",
-    "corpus_stats",
-    "load_corpus",
-    "load_label_table",
-]
+    from elias.data.corpus import SPLITS as SPLITS
+    from elias.data.corpus import Corpus as Corpus
+    from elias.data.corpus import Split as Split
+    from elias.data.load import load_corpus as load_corpus
+    from elias.data.load import load_label_table as load_label_table
+    from elias.data.stats import CorpusStats as CorpusStats
+    from elias.data.stats import SplitStats as SplitStats
+    from elias.data.stats import corpus_stats as corpus_stats
+    from elias.data.writers import ConversionResult as ConversionResult
+    from elias.data.writers import convert as convert
 
 _MODULES = {
     "corpus": ("SPLITS", "Corpus", "Split"),
@@ -34,6 +27,7 @@ _MODULES = {
     "stats": ("CorpusStats", "SplitStats", "corpus_stats"),
     "writers": ("ConversionResult", "convert"),
 }
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

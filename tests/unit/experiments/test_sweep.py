@@ -74,9 +74,9 @@ def test_the_first_difference_names_stages_and_missing_keys():
     shorter = {**ours, "stages": ours["stages"][:1]}
 
     assert first_difference(ours, ours) == ""
-    assert first_difference(ours, theirs) == "stages.stage2.epochs is None, there it is 99"
-    assert first_difference(ours, shorter) == "stages is stage1, stage2, there it is stage1"
-    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is not set"
+    assert first_difference(ours, theirs) == "stages.stage2.epochs is None instead of 99"
+    assert first_difference(ours, shorter) == "stages is stage1, stage2 instead of stage1"
+    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2 instead of not set"
 
 
 def test_an_older_configuration_gets_the_defaults_of_its_time():
@@ -90,7 +90,7 @@ def test_an_older_configuration_gets_the_defaults_of_its_time():
 
     differs = first_difference(model_settings(ours), model_settings(before))
 
-    assert differs == "rerank.names is True, there it is False"
+    assert differs == "rerank.names is True instead of False"
     assert first_difference(model_settings(as_then), model_settings(before)) == ""
     for tree in (ours, before):
         tree["rerank"]["enabled"] = False

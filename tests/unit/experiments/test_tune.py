@@ -238,7 +238,7 @@ def test_the_same_call_continues_a_study_and_another_is_refused(corpus, space, t
         tune(CONFIG, corpus, out, space=space, trials=trials)
 
     assert len(training.seen) == 2
-    with pytest.raises(RunError, match=r"config.seed is 1, there it is 0.*--overwrite"):
+    with pytest.raises(RunError, match=r"config.seed is 1 instead of 0.*--overwrite"):
         tune(replace(CONFIG, seed=1), corpus, out, space=space, trials=1)
     with pytest.raises(RunError, match=r"other inputs \(space"):
         tune(CONFIG, corpus, out, trials=1)
