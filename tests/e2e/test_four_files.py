@@ -17,7 +17,7 @@ from e2e.commands import elias
 
 QUICK = ("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16")
 """Options that make training a matter of a second."""
-NUMBERS = "labels are numbers; a label table of ids and names shows names instead"
+NUMBERS = "labels are numbers; to see names, give a label table of ids and names"
 N_ROWS, N_TEST = 200, 40
 TOPICS = {
     "Crime": ["detective", "robbery", "police", "alibi"],

@@ -98,8 +98,37 @@ def find_damage(folder: Path, version: int, *, trust_times: bool = False) -> str
 
 
 def mark_in_use(entry: Path) -> None:
-    """Protect a cache entry from eviction by this process, because its files may be mapped."""
+    """Record that a cache entry was just used, and protect it from eviction by this process."""
     _used.add(entry.resolve())
+    with suppress(OSError):  # a read-only cache can be used, too
+        os.utime(entry)
+
+
+@contextmanager
+def new_cache_entry(folder: Path, limit: int) -> Iterator[Path]:
+    """Yield an empty folder that becomes the cache entry ``folder`` when the block ends.
+
+    Then evict old entries until the cache has at most ``limit`` bytes.
+
+    Raises:
+        DataError: If a file cannot be written, for example because the disk is full.
+    """
+    try:
+        # an existing entry is damaged, or was just written by another process
+        with staged_folder(folder, overwrite=True) as staging:
+            yield staging
+        mark_in_use(folder)
+        evict_oldest(folder.parent, limit)
+    except OSError as error:
+        raise cache_error(folder.parent, error) from error
+
+
+def cache_error(folder: Path, error: OSError) -> DataError:
+    """Return the error for a cache folder in which a file cannot be written."""
+    return DataError(
+        f"{folder}: cannot be written ({error.strerror}); free some space, or set XDG_CACHE_HOME "
+        "to a folder on another disk"
+    )
 
 
 def evict_oldest(root: Path, limit: int) -> None:
@@ -173,7 +202,7 @@ def staged_file(target: Path) -> Iterator[Path]:
         _sync(temporary)
         temporary.replace(target)
     except OSError as error:
-        error.filename = error.filename or str(target)  # that of a full disk names no file
+        error.filename = error.filename or str(target)  # the error of a full disk has no file name
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 _HASH_ITEMS = 1 << 20  # numbers hashed at a time
-_SAMPLED_TEXTS = 10_000  # whose lengths are measured
+_SAMPLED_TEXTS = 10_000  # maximum number of texts whose lengths are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Split:
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
     rows: NDArray[np.int64] | None = None
-    """(N,) row of each point in the training split of the source, or None if `take` was not used:
-    then the points are those of one split of the source, in its order."""
+    """(N,) row of each point in the training split of the source. None if the points are a whole
+    split of the source, in its order."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -73,22 +73,17 @@ class Split:
             new_row[rows] = np.arange(len(rows))
             pairs = filters[new_row[filters[:, 0]] >= 0]
             filters = np.stack([new_row[pairs[:, 0]], pairs[:, 1]], axis=1)
-        features = self.features
-        if features is not None:
-            features = take_rows(features, rows) if is_mapped(features) else features[rows]
         texts = self.texts
         if isinstance(texts, DiskTexts):
             texts = texts.take(rows)
         elif texts is not None:
             texts = [texts[row] for row in rows]
-        labels = take_rows(self.labels, rows) if self.on_disk else self.labels[rows]
-        groups = None if self.groups is None else self.groups[rows]
         return Split(
-            labels=labels,
+            labels=take_rows(self.labels, rows),
             texts=texts,
-            features=features,
+            features=None if self.features is None else take_rows(self.features, rows),
             filters=filters,
-            groups=groups,
+            groups=None if self.groups is None else self.groups[rows],
             rows=rows if self.rows is None else self.rows[rows],
         )
 
@@ -111,7 +106,7 @@ class Corpus:
     """Arguments with which `load_corpus` reads the same corpus again. The value of ``group``
     determines which points stay together when points are held out."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Decisions of the reader that a user should know, e.g. a test split drawn at random."""
+    """Decisions of the reader that a user should know, e.g. that it drew test points at random."""
 
     def __repr__(self) -> str:
         """Return the sizes and the source, not the texts."""
@@ -213,11 +208,11 @@ class Corpus:
         return digest.hexdigest()
 
     def align_labels(self, names: Sequence[str]) -> Corpus:
-        """Return the corpus over the labels of a model, matched by id or name.
+        """Return the corpus with the label ids of a model. Labels are matched by id or name.
 
-        Labels that the model does not know are appended after the model's labels, so that they
-        remain relevant labels and count as missed. Repeated names cannot be matched: if names
-        repeat, both lists of names must be equal.
+        Labels that the model does not know get the next free ids, so that they count as relevant
+        labels that were not predicted. If names repeat, they cannot be matched, and both lists of
+        names must be equal.
 
         Args:
             names: The names of the model's labels. If it is a `LabelTable` with ids, the corpus may
@@ -243,7 +238,7 @@ class Corpus:
         return aligned.with_splits(**splits) if new else aligned
 
     def join_labels(self, names: Sequence[str]) -> Corpus:
-        """Return the corpus over the labels of a model, followed by its own other labels.
+        """Return the corpus with the labels of a model, followed by labels that the model lacks.
 
         Labels are matched by id or name, see `align_labels`.
 

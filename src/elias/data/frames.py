@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elias.data.readers.base import split_alias
 from elias.data.readers.label_cells import is_missing
-from elias.errors import DataError
+from elias.errors import DataError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 _ARROW_STREAM = "__arrow_c_stream__"
-"""Method with which polars, DuckDB and others hand over a table."""
+"""Method by which polars, DuckDB and other libraries export a table."""
 
 
 @contextmanager
 def as_parquet(source: Any) -> Iterator[Path]:
     """Write a table, or a mapping from split names to tables, to a folder of Parquet files.
 
-    Errors that the ``with`` block raises are given the name of the type instead of the file.
+    Errors that the ``with`` block raises name the type of ``source`` instead of the file.
 
     Raises:
         DataError: If ``source`` is not a table, or has a column that mixes types.
@@ -99,10 +99,8 @@ def _to_arrow(table: Any) -> pyarrow.Table:
         if is_table and (isinstance(table, pyarrow.RecordBatch) or hasattr(table, _ARROW_STREAM)):
             return pyarrow.table(table)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"{type(table).__name__}: cannot be converted to Arrow ({problem})"
-        ) from error
+        problem = f"cannot be converted to Arrow ({quoted(error)})"
+        raise DataError(f"{type(table).__name__}: {problem}") from error
     raise DataError(
         f"cannot read a corpus from {type(table).__name__}; give a path, a DataFrame, an Arrow "
         "table, a datasets.Dataset, a list of dictionaries, or texts= and labels="

@@ -27,7 +27,7 @@ NEAR_DUPLICATES, NO_GROUPS = "near-duplicates", "none"
 """Special values of ``group=``; any other value is a column name. Models saved by older versions
 have no ``group`` setting, which is read as ``none``."""
 ALONE = 0
-"""Key of a point without a group, because its text or cell is empty. It equals ``hash("")``."""
+"""Key of a point that belongs to no group, because its text or cell is empty: ``hash("")``."""
 _CHUNK = 1 << 13
 
 
@@ -141,7 +141,7 @@ def _common_keys(keys: Ids) -> Ids:
 
 
 def _tell_apart(keys: Ids, texts: Sequence[str], common: Ids) -> None:
-    """Give texts with one of the ``common`` keys a key that only identical texts share."""
+    """Replace each of the ``common`` keys, in place, by a key that only identical texts share."""
     is_common = np.isin(keys, common)
     if is_common.any():
         keys[is_common] = [hash(text.strip()) for text in compress(texts, is_common)]

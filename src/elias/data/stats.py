@@ -27,7 +27,7 @@ _TEXT_COUNTS = (
 )
 _WORD = re.compile(r"\w+")
 _NOTICEABLE = 0.05  # share of points from which a hint is given
-_FEW_LABELS = 20  # with fewer labels of one word, it says little that most occur once
+_FEW_LABELS = 20  # with fewer labels, it is not unusual that most one-word labels occur once
 _LONG_NAME = 12  # words
 
 
@@ -134,7 +134,7 @@ def example_labels(
 
 
 def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
-    """Return signs that the data was read in the wrong way, or needs attention."""
+    """Return hints that the data may have been read in the wrong way, or needs attention."""
     train, hints = stats.splits["train"], []
 
     def share(count: int | None, problem: str, n_points: int = train.points) -> None:
@@ -148,21 +148,23 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
         share(test.texts_in_train, "test texts are also in the training split", test.points)
     column = str(corpus.reading.get("text", ""))
     if corpus.format in ("csv", "tsv") and len(column.split()) > 3:
-        hints.append(f"no header line? the text column is called {column[:40]!r} (header=False)")
+        name = repr(column[:40])
+        hints.append(f"the text column is called {name}; if there is no header, set header=False")
     n_once = stats.labels_with_one_training_point
     is_single = train.pairs + train.points_without_labels == train.points
     says_much = stats.labels >= _FEW_LABELS or any(" " in name for name in corpus.label_names)
     if says_much and is_single and n_once > stats.labels / 2:
-        hints.append("one label per text, and most occur once: several in a cell? (separator=)")
+        problem = "each text has one label, and most labels occur once"
+        hints.append(f"{problem}; if a cell has several labels, set separator=")
     if corpus.format in ("csv", "tsv") and all(name.isdecimal() for name in corpus.label_names):
-        hints.append("labels are numbers; a label table of ids and names shows names instead")
+        hints.append("labels are numbers; to see names, give a label table of ids and names")
     if np.mean([len(name.split()) for name in corpus.label_names[:1000]]) > _LONG_NAME:
-        hints.append("labels are long texts: is it the right column? (labels=)")
+        hints.append("labels are long texts; check that labels= is the right column")
     return hints + training_hints(corpus.train, stats.labels)
 
 
 def training_hints(train: Split, n_labels: int) -> list[str]:
-    """Return signs that a model cannot learn from these training points."""
+    """Return reasons why a model cannot learn from these training points."""
     hints, texts = [], train.texts
     if n_labels == 1:
         hints.append("there is only one label, so it is predicted for every text")
@@ -175,7 +177,9 @@ def training_hints(train: Split, n_labels: int) -> list[str]:
 
 def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None) -> SplitStats:
     n_labels_of = np.diff(split.labels.indptr)
-    words = _word_counts(split.texts)
+    words = None
+    if split.texts is not None:
+        words = np.fromiter((len(text.split()) for text in split.texts), np.int64, len(split))
     counts: dict[str, int | None] = dict.fromkeys(_TEXT_COUNTS)
     if hashes is not None:
         texts, keys = hashes
@@ -197,12 +201,6 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
         **counts,
         filter_pairs=0 if split.filters is None else len(split.filters),
     )
-
-
-def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
-    if texts is None:
-        return None
-    return np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
 
 
 def _hashes(texts: Sequence[str] | None) -> _Hashes | None:

@@ -24,7 +24,7 @@ from weakref import WeakSet
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.atomic import cache_root, find_damage, write_manifest
+from elias.data.atomic import cache_error, cache_root, find_damage, write_manifest
 from elias.data.readers.base import Chunk, csr_from_lists
 from elias.errors import DataError
 
@@ -101,7 +101,7 @@ class DiskTexts(Sequence[str]):
             raise DataError(f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder")
 
     def is_valid(self) -> bool:
-        """Return whether the offsets of the texts in the file are ascending from 0."""
+        """Return whether the offsets of the texts start at 0 and ascend."""
         return bool(self._offsets[0] == 0 and (np.diff(self._offsets) >= 0).all())
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str 
     values = _map_array(folder / f"{prefix}{_VALUES}", "<f4")
     if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
         raise DataError(f"{folder}: its {prefix or 'labels'} files are incomplete; remove it")
-    # kernels rely on these
+    # kernels do not check indices
     is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
     if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
         raise DataError(f"{folder}: its {prefix or 'labels'} files are damaged; remove it")
@@ -215,7 +215,12 @@ def is_mapped(matrix: csr_matrix | None) -> bool:
 
 
 def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
-    """Copy rows of a mapped matrix to a temporary file that is deleted together with the result."""
+    """Return the given rows of a matrix.
+
+    Rows of a memory-mapped matrix are copied to a temporary file that is deleted with the result.
+    """
+    if not is_mapped(matrix):
+        return matrix[rows]
     counts = matrix.indptr[rows + 1] - matrix.indptr[rows]
     indptr = np.zeros(len(rows) + 1, dtype=matrix.indptr.dtype)
     np.cumsum(counts, out=indptr[1:])
@@ -240,10 +245,7 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
             _reserve(file.fileno(), size * dtype.itemsize)
             array = np.memmap(file, dtype, mode="w+", shape=(size,))
     except OSError as error:
-        raise DataError(
-            f"{root}: cannot create a temporary file ({error.strerror}); free some space, or set "
-            "XDG_CACHE_HOME to a folder on another disk"
-        ) from error
+        raise cache_error(root, error) from error
     track_pages(array)
     return np.asarray(array)
 

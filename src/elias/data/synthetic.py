@@ -48,7 +48,7 @@ LABELS_PER_TOPIC = 32
 POINTS_PER_MODE = 8
 """A label gets one mode per this many expected training points, up to ``modes``."""
 _SYLLABLES = np.array([c + v for c in "bcdfghjklmnprstvz" for v in "aeiou"], dtype="S2")
-_SCATTER = 48_271  # coprime to the number of syllables; makes consecutive words dissimilar
+_SCATTER = 48_271  # coprime to the number of syllables, so that consecutive words differ
 _NAME_SYLLABLES = 3
 _POINTS_PER_CHUNK = 8192
 _CELLS_PER_CHUNK = 1 << 20
@@ -192,13 +192,16 @@ class CorpusGenerator:
             yield texts, (ranks != _NO_LABEL).sum(axis=1), label_ids, topics
 
     def _draw_topics(self, rng: np.random.Generator) -> list[NDArray[np.int32]]:
-        """Return, for each mode, the topics of the labels with it. A label's topics differ."""
+        """Return, for each mode, the topic of every label that has the mode.
+
+        The modes of a label have different topics.
+        """
         n_topics, n_labels = self.n_topics, self.n_labels
         topic_of = [np.empty(n_labels, dtype=np.int32)]
         topic_of[0][self._by_first_topic] = np.arange(n_labels) * n_topics // n_labels
         for n in self.n_with_mode[1:]:
             topics = (rng.permutation(n) * n_topics // n).astype(np.int32)
-            for _ in topic_of:  # each pass moves past at least one earlier mode
+            for _ in topic_of:  # each pass resolves a conflict with at least one earlier mode
                 for earlier in topic_of:
                     topics = np.where(topics == earlier[:n], (topics + 1) % n_topics, topics)
             topic_of.append(topics)
@@ -216,12 +219,12 @@ class CorpusGenerator:
         self._widest_topic = int(sizes.max())
 
     def _plan_covers(self, rng: np.random.Generator) -> None:
-        """Plan the covers: training points with prescribed labels that together cover every label.
+        """Choose training points whose labels are prescribed, so that every label has a point.
 
-        Each cover has the smallest number of labels for which all covers together take at most
-        half of the training points, but at most the mean number of labels per point. If there are
-        more covers than points, only half of the points are covers, and the labels of the other
-        points are drawn only by the power law.
+        These points are called covers. Each has the smallest number of prescribed labels for which
+        the covers are at most half of the training points, but at most the mean number of labels
+        per point. If more covers than points are needed, only half of the points are covers. The
+        labels of all other points are drawn by the power law alone.
         """
         widest = -(-self.n_labels // self.n_topics)
         for per_cover in range(1, int(self.labels_per_point) + 1):
@@ -252,7 +255,10 @@ class CorpusGenerator:
         return np.sum([ranks < n for n in self.n_with_mode], axis=0)
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
-        """Set the topic and the prescribed labels of those ``rows`` that are covers, in place."""
+        """Set the topic and the forced labels of the points that cover labels, in place.
+
+        `_plan_covers` chooses these points. ``rows`` are the training points of the current chunk.
+        """
         n_covers = len(self._cover_order)
         before = rows * n_covers // self.n_points
         covering = np.flatnonzero((rows + 1) * n_covers // self.n_points > before)
@@ -294,7 +300,10 @@ class CorpusGenerator:
     def _draw_texts(
         self, rng: np.random.Generator, topics: Ints, ranks: Ints, modes: Ints
     ) -> list[str]:
-        """Draw the words of each text. Topic words hash even numbers, label words odd numbers."""
+        """Draw the words of each text.
+
+        The ids of topic words are hashes of even numbers, those of label words of odd numbers.
+        """
         n = len(topics)
         which = rng.integers(WORDS_PER_TOPIC, size=(n, TOPIC_WORDS))
         of_topic = _hash(2 * (topics[:, None] * WORDS_PER_TOPIC + which), self.seed)
@@ -312,7 +321,7 @@ class CorpusGenerator:
 
 
 def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> Any:
-    """Return the integral of t^-exponent from 1 to ``x``, divided by that from 1 to n + 1."""
+    """Return the integral of t^-exponent from 1 to ``x``, divided by the one from 1 to n + 1."""
     power = 1 - exponent
     if abs(power) < _NEARLY_ZERO:
         return np.log(x) / np.log(n + 1)

@@ -346,7 +346,10 @@ def _write_lf(corpus: Corpus, folder: Path) -> None:
         with (folder / f"{short}.json.gz").open("wb") as raw, _gzip(raw) as stream:
             _write_json(stream, rows)
     for name, split in corpus.splits.items():
-        _write_matrix(folder, SHORT[name], split.features)
+        if split.features is not None:
+            n_rows, n_columns = split.features.shape
+            path = folder / xmc.FEATURE_MATRIX.format(SHORT[name])
+            write_lines(path, chain([f"{n_rows} {n_columns}"], _pairs(split.features)))
 
 
 def _lf_points(split: Split) -> Iterator[dict[str, Any]]:
@@ -354,14 +357,6 @@ def _lf_points(split: Split) -> Iterator[dict[str, Any]]:
     for row, (text, labels, values) in enumerate(zip(split.texts or (), ids, weights, strict=True)):
         point = {"uid": str(row), "title": text, "content": ""}
         yield point | {xmc.LF_IDS: labels, xmc.LF_WEIGHTS: values}
-
-
-def _write_matrix(folder: Path, short: str, matrix: csr_matrix | None) -> None:
-    """Write a matrix of features as ``trn_X_Xf.txt``, if there is one."""
-    if matrix is not None:
-        sizes = f"{matrix.shape[0]} {matrix.shape[1]}"
-        path = folder / xmc.FEATURE_MATRIX.format(short)
-        write_lines(path, chain([sizes], _pairs(matrix)))
 
 
 def _pairs(matrix: csr_matrix) -> Iterator[str]:

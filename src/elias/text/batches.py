@@ -34,7 +34,7 @@ class TokenBatch:
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """Number of tokens of the longest text, as a host value, so that padding needs no GPU sync."""
+    """Number of tokens of the longest text. As a Python int, it is known without a GPU sync."""
     weights: Float[Tensor, " tokens"] | None = None
 
     def __len__(self) -> int:
@@ -147,10 +147,10 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
 
 
 def padded_length(most: int, longest: int) -> int:
-    """Round the length ``most`` up to one of a few padded lengths, but to at most ``longest``.
+    """Return the padded length of a batch whose longest text has ``most`` tokens.
 
-    The padded lengths are multiples of 8 or, for longer texts, of a quarter of the next power of
-    two.
+    It is a multiple of 8 or, for longer texts, of a quarter of the next power of two, so that there
+    are few different lengths. It is at most ``longest``.
 
     >>> [padded_length(most, 512) for most in (0, 8, 9, 60, 65, 300)]
     [8, 8, 16, 64, 96, 384]
@@ -204,7 +204,7 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 def shuffled_batches(
     lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield random batches of texts with similar lengths. Each row is in exactly one batch."""
+    """Yield the rows of random batches of texts with similar lengths. Each row occurs once."""
     order = rng.permutation(len(lengths))
     window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []
@@ -217,7 +217,7 @@ def shuffled_batches(
 
 
 def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield batches that contain every row once, shortest texts first, to minimize padding."""
+    """Yield the rows of batches, sorted by the length of the texts to minimize padding."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

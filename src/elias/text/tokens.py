@@ -19,8 +19,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +29,9 @@ import numpy as np
 from elias.data.atomic import (
     ArrayWriter,
     cache_root,
-    evict_oldest,
     find_damage,
     mark_in_use,
-    staged_folder,
+    new_cache_entry,
     write_manifest,
 )
 from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
@@ -54,7 +52,7 @@ _CACHE_LIMIT = 20 * 2**30  # bytes above which the oldest entries are deleted
 _FORMAT = 4
 _ROWS = 1 << 16  # rows of features scaled at a time
 _CHUNK = 8192  # texts on disk tokenized at a time
-_TEXTS_PER_WORKER = 50_000  # minimum for which another process pays off
+_TEXTS_PER_WORKER = 50_000  # minimum number of texts for each worker process
 _JOB_FILE, _IDF_FILE, _ROWS_FILE = "job.json", "idf.npy", "rows.npy"
 _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -136,11 +134,7 @@ def unit_tokens(features: csr_matrix) -> Tokens:
         part = unit_rows(features[start : start + _ROWS], first_row=start)
         first = int(features.indptr[start])
         weights[first : first + part.nnz] = part.data
-    return Tokens(
-        offsets=features.indptr.astype(np.int64),
-        ids=features.indices.astype(np.int32, copy=False),
-        weights=weights,
-    )
+    return replace(Tokens.from_csr(features), weights=weights)
 
 
 def cache_folder() -> Path:
@@ -178,7 +172,8 @@ def cached(
         tokenize: Function that converts texts to tokens.
         featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
             processes can tokenize texts on disk.
-        n_ids: Number of token ids. Stored ids must be lower; kernels do not check.
+        n_ids: Number of token ids of the encoder. Cached ids are checked to be below it, because
+            kernels do not check them.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
@@ -191,25 +186,18 @@ def cached(
     if not isinstance(texts, DiskTexts):
         tokens = tokenize(texts)
     try:
-        # an existing folder is damaged, or was just written by another run
-        with staged_folder(folder, overwrite=True) as staging:
+        with new_cache_entry(folder, _CACHE_LIMIT) as staging:
             if tokens is not None:
                 _store([tokens], staging)
             elif isinstance(texts, DiskTexts):
                 _tokenize_on_disk(texts, staging, tokenize, featurizer)
             write_manifest(staging, _FORMAT)
-        mark_in_use(folder)
-        evict_oldest(folder.parent, _CACHE_LIMIT)
-    except (OSError, DataError) as error:
-        if tokens is not None:  # a full or read-only disk does not stop the run
-            logger.warning("cannot cache tokenized texts in %s: %s", folder, error)
-            return tokens
-        if isinstance(error, DataError):
+    except DataError as error:
+        if tokens is None:
             raise
-        raise DataError(
-            f"{folder.parent}: cannot store the tokens of {len(texts):,} texts ({error.strerror}); "
-            "free some space, or set XDG_CACHE_HOME to a folder on another disk"
-        ) from error
+        # a full or read-only disk does not stop the run
+        logger.warning("cannot cache tokenized texts: %s", error)
+        return tokens
     tokens = _load(folder, len(texts), n_ids) or tokens
     if tokens is None:
         raise DataError(f"{folder}: the new tokens are missing or damaged; run the command again")
@@ -232,19 +220,17 @@ def _load(folder: Path, n_texts: int, n_ids: int | None) -> Tokens | None:
     for array in (tokens.ids, tokens.weights):
         if isinstance(array, np.memmap):  # an empty array is not mapped
             track_pages(array)
-    with suppress(OSError):  # a read-only cache can be used, too
-        os.utime(folder)
     return tokens
 
 
 def _check(tokens: Tokens, n_texts: int, n_ids: int | None) -> None:
-    """Raise a `ValueError` if tokens from a file cannot be those of ``n_texts`` texts."""
+    """Raise a `ValueError` if cached tokens cannot be the tokens of ``n_texts`` texts."""
     if len(tokens) != n_texts or tokens.offsets[0] != 0 or (tokens.lengths < 0).any():
-        raise ValueError(f"the offsets are not those of {n_texts} texts")
+        raise ValueError(f"the offsets do not belong to {n_texts} texts")
     if len(tokens.ids) and n_ids is not None:
         lowest, highest = int(tokens.ids.min()), int(tokens.ids.max())
         if lowest < 0 or highest >= n_ids:
-            raise ValueError(f"the ids are {lowest} to {highest}, not 0 to {n_ids - 1}")
+            raise ValueError(f"token ids range from {lowest} to {highest}, not 0 to {n_ids - 1}")
 
 
 def _read(folder: Path) -> Tokens:

@@ -43,7 +43,7 @@ Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
 _CHUNK = 10_000  # texts transformed at a time, to bound memory
 _MAX_WORD_NGRAMS = 4_000_000  # word n-grams counted at a time, to bound memory
 _MAX_CACHED_WORDS = 500_000  # words whose feature ids are cached, to bound memory
-_GAP = "\0"  # replaces a rare word; no word contains it
+_GAP = "\0"  # stands for a rare word; no word contains it
 # Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -62,7 +62,9 @@ _SYMBOL = re.compile(r"[^\w\s]")
 
 
 def words_of(text: str, *, symbols: bool = False) -> list[str]:
-    """Return the words of a text, in order and including repeats; its ``symbols`` follow them.
+    """Return the words of a text, in order and including repeats.
+
+    With ``symbols``, its punctuation marks and symbols follow the words.
 
     >>> words_of("Cod-liver OIL, 2nd ed.")
     ['cod', 'liver', 'oil', '2nd', 'ed']
@@ -85,12 +87,12 @@ def words_of(text: str, *, symbols: bool = False) -> list[str]:
 
 
 def _is_symbol(text: str) -> bool:
-    """Return whether a text is one punctuation mark or symbol."""
+    """Return whether a text is a single punctuation mark or symbol."""
     return len(text) == 1 and unicodedata.category(text)[0] in "PS"
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return the start and end of each word and each run of other symbols in a text.
+    """Return the start and end of each word, and of each sequence of symbols between words.
 
     In scripts written without spaces, every character is a word.
 
@@ -139,7 +141,7 @@ class SplitTexts(Sequence[str]):
     """
 
     def __init__(self, texts: Sequence[str], *, symbols: bool = False) -> None:
-        """Take texts; with ``symbols``, punctuation marks and symbols count as words."""
+        """Store the texts. With ``symbols``, punctuation marks and symbols count as words."""
         self._texts, self._symbols = texts, symbols
 
     def __len__(self) -> int:
@@ -315,7 +317,7 @@ class Featurizer:
 
 
 def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
-    """Assign ids to the distinct names in lists, and return the names and the lists of ids."""
+    """Assign an id to each distinct name, and return the names and the lists as ids."""
     ids: dict[str, int] = {}
     numbers, ends = array("i"), [0]
     for names in lists:
@@ -423,7 +425,7 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def row_lengths(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the L2 norm of each row of a CSR matrix, added up in float32."""
+    """Return the L2 norm of each row of a CSR matrix, computed in float32."""
     lengths = np.empty(starts.shape[0] - 1, np.float32)
     for row in range(lengths.shape[0]):
         total = np.float32(0)

@@ -172,7 +172,8 @@ def test_cells_of_several_words_in_a_tiny_file_get_a_hint(tmp_path):
     several = hints_of(tmp_path / "a.csv", "text,tags\na,python pandas\nb,sql\nc,numpy\n")
     one = hints_of(tmp_path / "b.csv", "text,tags\na,python\nb,sql\nc,numpy\n")
 
-    assert several == ["one label per text, and most occur once: several in a cell? (separator=)"]
+    problem = "each text has one label, and most labels occur once"
+    assert several == [f"{problem}; if a cell has several labels, set separator="]
     assert one == []
 
 

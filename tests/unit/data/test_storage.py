@@ -490,7 +490,7 @@ def reserving(monkeypatch, code):
 def test_scratch_on_a_full_disk_is_an_error_not_a_signal(monkeypatch):
     reserving(monkeypatch, errno.ENOSPC)
 
-    with pytest.raises(DataError, match=r"cannot create a temporary file .*XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=r"cannot be written .*XDG_CACHE_HOME"):
         scratch_array(1000, np.dtype(np.int32))
 
 

@@ -133,7 +133,7 @@ class Reader(ABC):
 
     format: str
     has_splits = True
-    """True if the source defines splits. Otherwise all points are in the training split."""
+    """True if the source defines the splits. Otherwise all points are in the training split."""
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:

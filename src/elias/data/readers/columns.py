@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elias.data.readers.base import ReadOptions
+    from elias.errors import DataError
 
 
 TEXT_COLUMNS = (
@@ -22,7 +23,7 @@ TEXT_COLUMNS = (
     *("overview", "plot", "synopsis", "tweet", "post", "article", "passage", "utterance"),
     "caption",
 )
-"""Common names of text columns. The first is preferred if none looks like text."""
+"""Common names of text columns. If none of them looks like text, the first of these is read."""
 
 LABEL_COLUMNS = (
     *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
@@ -30,7 +31,8 @@ LABEL_COLUMNS = (
     *("subject_uris", "target_ind", "label_ids", "codes", "annotations", "output", "y"),
 )
 """Common names of the labels column, in order of preference."""
-_LABEL_WORDS = LABEL_COLUMNS.index("label_names")  # these also count as the last word of a name
+# the names before this one are also recognised as the last word of a name, such as news_category
+_LABEL_WORDS = LABEL_COLUMNS.index("label_names")
 
 IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
 _COMMON = {*TEXT_COLUMNS, *LABEL_COLUMNS, WEIGHTS, SPLIT, "id"}
@@ -41,7 +43,7 @@ _NOT_TEXT = re.compile(  # numbers and dates, URLs, hexadecimal ids, lists
 )
 _WORD_ENDS = re.compile(r"[\W_]+")
 _NAME_WORDS = 8  # a cell with more words is not the name of a column
-_PROSE_WORDS = 3  # mean number of words of a column that is a text whatever its name
+_PROSE_WORDS = 3  # minimum mean number of words in a column of prose
 TRUE_CELLS, FALSE_CELLS = ("1", "1.0", "true"), ("0", "0.0", "false", "")
 """Cells of a column of 0 and 1, in lower case. An empty cell is 0."""
 
@@ -123,7 +125,7 @@ def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) 
     if len(flags) > 1:
         return tuple(flags)
     similar = [name for name in free if _last_words(name) & {*LABEL_COLUMNS[:_LABEL_WORDS]}]
-    if len(similar) == 1:  # news_category
+    if len(similar) == 1:
         return tuple(similar)
     if list(sample) == numbered_columns(len(sample)):  # no header: a column whose cells repeat
         repeated = [
@@ -133,7 +135,7 @@ def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) 
         ]
         if len(repeated) == 1:
             return tuple(repeated)
-    return (_common(path, "labels", LABEL_COLUMNS, list(sample)),)
+    raise _no_column(path, "labels", list(sample))
 
 
 def guess_text(
@@ -156,30 +158,33 @@ def guess_text(
         exact = _plain_names(common)
         chosen = [exact[name] for name in TEXT_COLUMNS if name in exact][:1] or prose
     if not chosen:
-        _common(path, "text", TEXT_COLUMNS, list(sample))  # raises an error
+        raise _no_column(path, "text", list(sample))
     return tuple(chosen), [name for name in free if name in {*common, *prose} - {*chosen}]
 
 
 def _is_text_name(name: str) -> bool:
-    """Return True for common names, also in the plural or after other words: movie_titles."""
+    """Return True for a common name of a text column, or one that ends in it, like movie_titles."""
     return not _last_words(name).isdisjoint(TEXT_COLUMNS)
 
 
 def _last_words(name: str) -> set[str]:
-    """Return a name and its last word, which may be in the plural."""
+    """Return a column name, its last word, and this word without a final s."""
     plain = name.strip().lower()
     last = _WORD_ENDS.split(plain)[-1]
     return {plain, last, last.removesuffix("s")}
 
 
 def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return True if most cells of two columns are equal, such as a title and original title."""
+    """Return True if most cells of two columns are equal, such as title and original_title."""
     n_equal = sum(1 for cell, other in zip(cells, others, strict=False) if cell == other)
     return n_equal > 0.5 * len(cells)
 
 
 def _is_text(cells: Sequence[Any]) -> bool:
-    """Return False if all cells are empty, most are numbers, dates, URLs or ids, or few differ."""
+    """Return whether cells look like texts.
+
+    They do not if all are empty, most are numbers, dates, URLs or ids, or few of them differ.
+    """
     values = [value.strip() for value in cells if isinstance(value, str) and value.strip()]
     n_odd = sum(_NOT_TEXT.fullmatch(value) is not None for value in values)
     is_varied = len(values) < 20 or len(set(values)) > 0.1 * len(values)
@@ -207,17 +212,14 @@ def numbered_columns(count: int) -> list[str]:
     return [str(number) for number in range(1, count + 1)]
 
 
-def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) -> str:
-    plain = _plain_names(names)
-    for name in common:
-        if name in plain:
-            return plain[name]
+def _no_column(path: Path, role: str, names: Sequence[str]) -> DataError:
+    """Return the error for a table in which no column of texts or labels is recognised."""
     columns = ", ".join(map(repr, names))
     problem = f"no {role} column among {columns}; name one with {role}="
     if list(names) == numbered_columns(len(names)):
         problem = f"no header, and which column holds the {role} is unclear; give {role}=NUMBER"
         problem += f", from 1 to {len(names)}"
-    raise data_error(path, problem)
+    return data_error(path, problem)
 
 
 def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
@@ -231,8 +233,9 @@ def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> No
 def is_header(rows: Sequence[Sequence[str]], options: ReadOptions) -> bool:
     """Return whether the first row of a table is a header, given its first rows.
 
-    It is one if it has a wanted column name, or a common one that does not repeat below. Otherwise,
-    it is not if a cell is a number, date, URL or long text, or repeats below.
+    The first row is a header if a cell is a column name of the options, or a common column name
+    that does not occur again below it. Otherwise it is not a header if a cell is a number, a date,
+    a URL or a long text, or occurs again below it.
     """
     if options.header is not None:
         return options.header

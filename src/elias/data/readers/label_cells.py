@@ -56,9 +56,9 @@ _PATTERNS = {
 """Separators that are recognised by the form of all cells, and this form."""
 LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
 """Examples of cells with a recognised separator, for messages."""
-_SAMPLED_CELLS = 50_000  # whose parts are counted
-_MIN_JOINED = 3
-_MIN_SORTED = 20
+_SAMPLED_CELLS = 50_000  # number of cells whose parts are counted
+_MIN_JOINED = 3  # distinct cells with a separator needed to recognise it
+_MIN_SORTED = 20  # cells needed to recognise that labels are sorted
 _OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
 
 
@@ -84,7 +84,7 @@ class CellFormat:
     key: str | None = None
     """The key of the name, if labels are objects. If None, it is chosen for each object."""
     any_list: bool = True
-    """Whether a cell may be a list. The format of a column without lists can be recorded."""
+    """Whether some cells are lists. If not, the separator is recorded, to read similar files."""
 
     def describe(self) -> str:
         """Return a description that follows the name of the column, or an empty string."""
@@ -122,7 +122,10 @@ class SeparatorVotes:
         self._cells: Counter[str] = Counter()  # of the first plain cells
 
     def add(self, cells: Sequence[object], row_error: RowError) -> None:
-        """Count separators in cells. Raise an error if the first bracketed cell is not a list."""
+        """Count the separators in cells.
+
+        Raise an error if the first cell in brackets is not a list.
+        """
         for row, cell in enumerate(cells):
             if not isinstance(cell, str):
                 if isinstance(cell, list | tuple) and len(cell) > 0:
@@ -184,8 +187,8 @@ class SeparatorVotes:
 def _commas_are_in_names(cells: Counter[str]) -> bool:
     """Return True if commas belong to names ("Portland, Oregon"), False if they separate labels.
 
-    Labels also occur alone, or at the other end of a cell. Parts of a name do not, and the name
-    repeats as a whole, unless commas are rare.
+    A label also occurs alone, or at the other end of a cell. A part of a name does not. Moreover,
+    names repeat as a whole, unless commas are rare.
     """
     joined = {cell: cell.split(", ") for cell in cells if ", " in cell}
     parts = [part for split in joined.values() for part in split]
@@ -203,11 +206,11 @@ def _commas_are_in_names(cells: Counter[str]) -> bool:
 
 
 def _parts_are_labels(cells: Counter[str], mark: str) -> bool:
-    """Return True if the parts of cells, split at a weak mark, repeat across cells as labels do.
+    """Return True if splitting the cells at ``mark`` gives parts that repeat as labels do.
 
-    Words of one name ("New York City") rarely are names themselves, and the whole cell repeats.
-    Labels (``python pandas``) are in other cells alone or in any order, and either most
-    combinations are rare, or few labels form many combinations.
+    The words of a name ("New York City") are rarely names themselves, and the whole cell repeats.
+    Labels (``python pandas``) also occur alone or in another order, and either most combinations
+    of labels are rare, or few labels form many combinations.
     """
     joined = {cell: cell.split(mark) for cell in cells if mark in cell}
     n_joined = sum(cells[cell] for cell in joined)
@@ -225,15 +228,16 @@ def _parts_are_labels(cells: Counter[str], mark: str) -> bool:
 
 
 def _repeat(joined: Iterable[str], cells: Counter[str]) -> bool:
-    """Return True if most of the joined cells occur more than once."""
+    """Return True if most cells of ``joined`` occur more than once."""
     counts = [cells[cell] for cell in joined]
     return sum(count for count in counts if count > 1) > sum(counts) / 2
 
 
 def _in_any_order(lists: Collection[list[str]]) -> bool:
-    """Return True if lists are sorted or neighbours occur in both orders, unlike words of names.
+    """Return True if the lists look like labels, because they are sorted or have no fixed order.
 
-    Words like "of" and marks like "&" occur in both orders, too, but often twice in a name.
+    The words of names have a fixed order. Exceptions are words like "of" and marks like "&", so
+    lists with repeated words or marks are not labels.
     """
     n_repeats = sum(len(set(split)) < len(split) for split in lists)
     n_marks = sum(not any(map(str.isalnum, part)) for split in lists for part in split)

@@ -229,7 +229,7 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
         raise data_error(path, "has no skos:Concept; give a SKOS vocabulary")
 
     def texts(concept: Any, *properties: Any) -> dict[str, list[str]]:
-        """Return the sorted values of properties by language, the first property first."""
+        """Return the values of a concept's properties by language, sorted for each property."""
         by_language: dict[str, list[str]] = defaultdict(list)
         for values in (sorted(graph.objects(concept, name), key=str) for name in properties):
             for value in values:
@@ -277,7 +277,7 @@ def _first(by_language: dict[str, list[str]], *languages: str) -> list[str]:
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Keep rdflib from logging a traceback for each number or date that is not valid."""
+    """Prevent rdflib from logging a traceback for each invalid number or date."""
     log = logging.getLogger("rdflib.term")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -288,7 +288,7 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def _check_contexts(path: Path, content: bytes) -> None:
-    """Refuse a JSON-LD file that would make rdflib load a context from the network or the disk."""
+    """Raise `DataError` if rdflib would load a JSON-LD context from the network or the disk."""
     try:
         waiting: list[Any] = [json.loads(content)]
     except (ValueError, RecursionError) as error:
@@ -310,12 +310,12 @@ def _check_contexts(path: Path, content: bytes) -> None:
 
 
 def _check_xml(path: Path, content: bytes) -> None:
-    """Refuse RDF/XML in which a text is very long, for example by entities within entities.
+    """Raise `DataError` if a text in RDF/XML is very long, for example because of nested entities.
 
-    rdflib takes time quadratic in the length of a text, as it gets lines and entities one by one.
+    The time that rdflib needs is quadratic in the length of a text.
     """
-    counts = [0]  # the length of the text of each open element; an XML literal is one text
-    n_within = 0  # the number of open elements of an XML literal
+    counts = [0]  # length of the text in each open element; an XML literal counts as one text
+    n_within = 0  # number of open elements within an XML literal
 
     def add_text(text: str) -> None:
         counts[-1] += len(text)

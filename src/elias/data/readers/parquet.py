@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 _ROWS = 1024  # maximum number of rows read at a time
-_BATCH_BYTES = 32 << 20  # approximate maximum size of these rows, if their cells are no lists
-_POINTER = 8  # bytes that a value takes at least
+_BATCH_BYTES = 32 << 20  # approximate maximum size of these rows, except for cells that are lists
+_POINTER = 8  # minimum number of bytes of a value
 _DATA = "the Parquet data"
 
 
@@ -72,9 +72,9 @@ def _checked_groups(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[tu
         if any(f"{column.path}.".startswith(f"{name}.") for name in wanted)
     }
     strings = [leaf.path for leaf in leaves.values() if leaf.physical_type == "BYTE_ARRAY"]
-    coded = open_parquet(path, read_dictionary=strings)  # values of a dictionary stay there
-    unpacked = 0  # bytes, without strings of the groups from ``first`` on
-    most, first = 0, 0  # bytes of these if all values were as long as the longest of their group
+    coded = open_parquet(path, read_dictionary=strings)  # strings stay in their dictionaries
+    unpacked = 0  # bytes, not counting the strings of the groups from ``first`` on
+    most, first = 0, 0  # bytes of those strings if all were as long as the longest of their group
     for group in range(file.num_row_groups):
         longest = 1
         for number, leaf in leaves.items():

@@ -74,7 +74,7 @@ _SPACE = re.compile(r"\s*")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
 _DELIMITERS = ("\t", ",", ";")
 _CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
-_SIZED = (str, list)  # types of cells whose length is counted
+_SIZED = (str, list)  # types of cells whose length counts towards the size of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,10 @@ class TableFile:
 
     @cached_property
     def _head(self) -> list[list[str]]:
-        """Return the first rows of a CSV, TSV or Excel file, stripped, as far as can be read."""
+        """Return the stripped cells of the first rows of a CSV, TSV or Excel file.
+
+        Rows after one that cannot be parsed are left out.
+        """
         reader: Any = _Sheet(self.path)
         if self.kind != "xlsx":
             lines = files.head_lines(self.path, self.options.encoding)
@@ -450,7 +453,7 @@ class TableFile:
             first = self._header(reader) if named else self._first_row(reader)
             header = first if named else numbered_columns(len(first))
             for name in wanted:
-                if name not in header:  # the columns were chosen with other quoting rules
+                if name not in header:  # the columns were chosen before quoting was detected
                     problem = f"no column {name!r} in the header; quote every cell, or none"
                     raise data_error(self.path, problem, 1)
             positions = [header.index(name) for name in wanted]
@@ -530,7 +533,10 @@ def json_cells(
 
 
 def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object). A file that is a single JSON list of objects is read at once."""
+    """Yield the line number and the object of each row.
+
+    A file that is a single JSON list of objects is read at once.
+    """
     lines = iter(lines)
     is_first = True
     for number, line in enumerate(lines, start=1):
@@ -553,7 +559,7 @@ def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str
 
 
 def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) from the text of a JSON list that starts on ``line``."""
+    """Yield the line number and the object of each item of a JSON list that starts on ``line``."""
     decode = json.JSONDecoder().raw_decode
     position, mark = text.index("["), ","
     while mark == ",":
@@ -575,13 +581,17 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
 
 
 def looks_annif(lines: Sequence[str]) -> bool:
-    """Return True if the lines are those of a short-text corpus of Annif: text, tab, URIs."""
+    """Return True if the lines look like a short-text corpus of Annif: text, tab, URIs."""
     subjects = [line.partition("\t")[2].strip() for line in lines]
     return any(subjects) and all(is_uri_list(cell) for cell in subjects if cell)
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return tab if all lines have the same number of it, else the most frequent of the first."""
+    """Return the delimiter of the cells.
+
+    It is a tab if all lines have the same number of tabs, else the most frequent delimiter of the
+    first line.
+    """
     lines = [line for line in lines if line.strip()] or [""]
     n_tabs = {line.count("\t") for line in lines}
     if len(n_tabs) == 1 and 0 not in n_tabs:

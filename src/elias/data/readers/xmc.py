@@ -102,11 +102,14 @@ class XmcReader(base.IdReader):
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, features and texts of each split."""
         for split in (name for name in base.SHORT if name in self._files):
-            n_points = 0
-            for chunk in self._label_chunks(split):
-                assert chunk.labels is not None
-                n_points += len(chunk.labels.counts)
-                yield chunk
+            n_sizes, what = (2, "label") if self._has_matrices else (3, "feature")
+            sizes, blocks = _read(self._files[split], n_sizes, what)
+            for labels, matrix in blocks:
+                if self._has_matrices:
+                    yield base.Chunk(split, labels=base.LabelRows.from_csr(matrix))
+                else:
+                    yield base.Chunk(split, labels=labels, features=matrix)
+            self._n_columns[split] = sizes[-1]
             if not self.has_splits:
                 return
             if self._has_matrices:
@@ -116,19 +119,7 @@ class XmcReader(base.IdReader):
                 self._folder, f"{short}_X.txt", f"raw/{short}_X.txt", f"{split}_raw_texts.txt"
             )
             if texts is not None:
-                yield from base.text_chunks(texts, split, n_points)
-
-    def _label_chunks(self, split: str) -> Iterator[base.Chunk]:
-        path = self._files[split]
-        if self._has_matrices:
-            sizes, blocks = _read(path, 2, "label")
-            for _, matrix in blocks:
-                yield base.Chunk(split, labels=base.LabelRows.from_csr(matrix))
-        else:
-            sizes, blocks = _read(path, 3, "feature")
-            for labels, matrix in blocks:
-                yield base.Chunk(split, labels=labels, features=matrix)
-        self._n_columns[split] = sizes[-1]
+                yield from base.text_chunks(texts, split, sizes[0])
 
 
 def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
@@ -203,7 +194,10 @@ def _parse(
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return the labels and the pairs of a line. A line without labels starts with a space."""
+    """Split a line into its labels and its ``index:value`` pairs.
+
+    A line without labels starts with a space, or with a pair.
+    """
     head, _, rest = line.rstrip().partition(" ")
     return ("", line.strip()) if ":" in head else (head, rest.strip())
 

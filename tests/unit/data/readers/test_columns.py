@@ -309,3 +309,10 @@ def test_the_last_word_of_a_name_may_be_a_common_name_of_labels(tmp_path):
     path.write_text("headline,news_category,page_topic\nA cod in the sea,fish,a\nWine,drink,b\n")
     with pytest.raises(DataError, match="no labels column among"):
         load_corpus(path)
+
+
+def test_the_labels_column_is_not_read_as_the_text_column(tmp_path):
+    path = write(tmp_path / "a.csv", "text,number", "fish,1", "law,2")
+
+    with pytest.raises(DataError, match="no text column among 'text', 'number'"):
+        load_corpus(path, labels="text")
