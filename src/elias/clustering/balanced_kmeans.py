@@ -70,7 +70,7 @@ def balanced_clusters(
 def _halve_level(
     parts: Parts, n_columns: int, members: Array, starts: Array, cuts: Array, seeds: Array
 ) -> Iterator[int]:
-    """Split all nodes of a level, and yield the number of members processed by each task."""
+    """Split all nodes of a level. For each finished task, yield its number of members."""
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])
@@ -92,7 +92,7 @@ def _halve_level(
 
 
 def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, seeds: Array) -> None:
-    """Split a large node like `_halve`, with its members divided among the threads."""
+    """Split a large node as `_halve` does, but divide its members among the threads."""
     size, dim = len(members), parts[3].shape[1]
     scores = np.empty(size, dtype=np.float32)
     centers = np.zeros((_BLOCKS, n_columns), dtype=np.float32)
@@ -137,7 +137,10 @@ def _blocks(size: int) -> list[slice]:
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return the weight of each half's members in the difference first centre − second centre."""
+    """Return the weights with which members of the two halves are added to their difference.
+
+    The difference is the centre of the first half minus the centre of the second half.
+    """
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 
 
@@ -154,7 +157,7 @@ def _add(parts: Parts, member: int, weight: np.float32, center: Array, dense_cen
 def _add_two(
     parts: Parts, members: Array, seeds: Array, center: Array, dense_center: Array
 ) -> None:
-    """Initialise the difference of the centres as the difference of two random members."""
+    """Set the difference of the two centres to the difference of two random members."""
     size = members.shape[0]
     one = int(seeds[0] * size)
     other = (one + 1 + int(seeds[1] * (size - 1))) % size
@@ -231,7 +234,7 @@ def _sort_halves(members: Array, first: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Array) -> None:
-    """Move the ``n_first`` members nearest to the first centre to the front, in place."""
+    """Split a node by 2-means: move the ``n_first`` members of the first half to the front."""
     size = members.shape[0]
     dense_center = np.zeros(parts[3].shape[1], dtype=np.float32)
     scores = np.empty(size, dtype=np.float32)

@@ -27,11 +27,11 @@ _ROWS_PER_COPY = 100_000
 def label_centroids(
     labels: csr_matrix, bow: csr_matrix, embedding: NDArray[np.float32] | None = None
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
-    """Return μ_ℓ, the sum of ψ(x) over the points of each label, scaled to length 1 (Eq. 14–15).
+    """Return the centroid μ_ℓ of each label: the sum of its points, scaled to length 1 (Eq. 14–15).
 
-    Here ψ = [bow/‖·‖, φ/‖·‖]. The rows of ``bow`` must already have length 1. The sparse and the
-    dense part are returned separately, both divided by the length of the whole centroid. A label
-    without points has a zero centroid.
+    A point is the concatenation of its bag of words and its embedding φ, each scaled to length 1.
+    The rows of ``bow`` must already have length 1. The sparse and the dense part of the centroids
+    are returned separately. A label without points has a zero centroid.
     """
     to_points = _transposed(labels)
     n_labels, n_columns = labels.shape[1], bow.shape[1]
@@ -72,7 +72,7 @@ def label_centroids(
 
 
 def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
-    """Return the transposed label matrix in CSR layout (sorted indices, indptr), without values."""
+    """Return the points of each label, as the indices and indptr of a CSR matrix."""
     # scipy copies the values, so a small dtype saves memory
     ones = np.ones(labels.nnz, dtype=np.bool_)
     by_label = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
@@ -80,7 +80,7 @@ def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
 
 
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the length of each vector, but at least 1e-12, without copying the whole array."""
+    """Return the length of each vector, at least 1e-12, in chunks to save memory."""
     lengths = np.empty(len(embedding), dtype=np.float32)
     for span in split_range(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)
