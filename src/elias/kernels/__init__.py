@@ -86,12 +86,16 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
 
 
 class Expansion(NamedTuple):
-    """Labels that a beam reaches. A path is encoded as ``position in the beam · E + edge``."""
+    """The best labels that the clusters of a beam lead to, and the best path to each of them.
+
+    A path goes from a cluster of the beam along an edge to a label. Its number is
+    ``position in the beam · E + edge``.
+    """
 
     labels: Int[Tensor, "B K"]
     """The best labels, in unspecified order, padded with ``n_labels``."""
     paths: Int[Tensor, "B K"]
-    """The best path to each label. Ties go to the lower path number. Padded slots hold 0."""
+    """The best path to each label; of equal ones, that with the lowest number. Padding is 0."""
     wanted_paths: Int[Tensor, "B Y"]
     """The best path to each wanted label, even outside the shortlist; -1 if no path reaches it."""
 
@@ -107,13 +111,14 @@ def expand_beam(
     n_labels: int,
     shortlist_size: int,
 ) -> Expansion:
-    """Return the K labels whose best path has the highest log ŝ_c + log ŝ_{c,ℓ} (Eq. 4–6).
+    """Return the shortlist of each point: the K labels with the best paths from its beam (Eq. 4–6).
 
-    ``beam_log`` and ``edge_log`` are *unsaturated* log scores: this function applies the min(1, ·)
-    of Eq. 1 and 5 to them. Many labels then have the score 1. Ties are broken by the higher
-    unsaturated score, then by the lower label id. An edge with log score -inf counts as missing,
-    and a beam slot that holds C as empty. ``wanted`` holds labels whose best paths are returned
-    even outside the shortlist. Its rows are ascending and padded with L.
+    The log score of a path is log ŝ_c + log ŝ_{c,ℓ}, the scores of its cluster and its edge.
+    ``beam_log`` and ``edge_log`` are *unsaturated*: this function applies the min(1, ·) of Eq. 1
+    and 5 to them. Many labels then have the score 1. Ties are broken by the higher unsaturated
+    score, then by the lower label id. An edge with log score -inf counts as missing, and a beam
+    slot that holds C as empty. ``wanted`` holds labels whose best paths are returned even outside
+    the shortlist. Its rows are ascending and padded with L.
     """
     run = _kernels(beam).expand_beam
     return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
@@ -128,10 +133,11 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), Eq. 5 before min(1, ·). Slots without an edge give -inf.
+    """Return the unsaturated log score of each edge: log(β · softmax_ℓ(a_c)), Eq. 5 without min.
 
-    ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not stored but are part of the
-    softmax. If ``beam`` is given, the scores of clusters outside it may be undefined.
+    Slots without an edge give -inf. ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not
+    stored but are part of the softmax. If ``beam`` is given, the scores of clusters outside it may
+    be undefined.
     """
     if removed_log is None and runs_triton(edge_logits) and not torch.is_grad_enabled():
         return _gpu().edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
@@ -146,7 +152,7 @@ def path_log(
     paths: Int[Tensor, "B S"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B S"]:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0.
+    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0.
 
     ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. If
     ``gradients`` is given, the backward pass adds the gradient of ``edge_log`` to it instead of
@@ -164,7 +170,7 @@ def label_logits(
     labels: Int[Tensor, "B K"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ of the K labels of each point. A padded label (L) gives 0.
+    """Return the logits w_ℓ·φ + bias_ℓ of K labels for each point. A padded label (L) gives 0.
 
     If ``gradients`` is given, the backward pass adds the gradient of weights and biases to it, as
     (label, embedding) pairs, instead of returning it to autograd.
@@ -180,14 +186,21 @@ def bag_sum(
     offsets: Int[Tensor, " B+1"],
     coefficients: Float[Tensor, " tokens"],
 ) -> Float[Tensor, "B D"]:
-    """Return Σ_j coefficient_j · weight[id_j] of each bag. The coefficients get no gradient."""
+    """Return the weighted sum of vectors Σ_j coefficient_j · weight[id_j] of each bag of ids.
+
+    The coefficients get no gradient.
+    """
     return _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
 
 
 def log_probabilities(
     logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B K"]:
-    """Return log p = log σ(logit) + log ŷ. On a CPU, it is bit-identical to `rank_beams`."""
+    """Return the log probability of each label, log p = log σ(logit) + log ŷ.
+
+    ``log_scores`` is log ŷ, the score of the label's best path. On a CPU, the results are
+    bit-identical to those of `rank_beams`.
+    """
     return _kernels(logits).log_probabilities(logits, log_scores)
 
 
@@ -198,12 +211,12 @@ def shortlist_bce(
     positives: Int[Tensor, "B Y"],
     n_labels: int,
 ) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
+    """Return the binary cross-entropy over all shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
 
-    ``logits`` is z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` is ascending in each row and
-    padded with L; shortlist slots that hold L are ignored. The computation uses
-    log p = log σ(z) + log ŷ and 1−p = σ(−z) + σ(z)(1−ŷ), which avoids taking the logarithm of a
-    rounded probability. Neither the loss nor its gradients overflow.
+    It is Σ −[y log p + (1−y) log(1−p)]. ``logits`` is z and ``shortlist_log`` is log ŷ ≤ 0.
+    ``positives`` is ascending in each row and padded with L; shortlist slots that hold L are
+    ignored. The computation uses log p = log σ(z) + log ŷ and 1−p = σ(−z) + σ(z)(1−ŷ), which avoids
+    taking the logarithm of a rounded probability. Neither the loss nor its gradients overflow.
     """
     return _ShortlistBCE.apply(logits, shortlist_log, labels, positives, n_labels)
 
@@ -241,10 +254,9 @@ def label_loss(
     positives: Int[Tensor, "B Y"],
     gradients: IndexGradients,
 ) -> Float[Tensor, ""]:
-    """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ. This requires Triton.
+    """Return the `shortlist_bce` of `label_logits`, as one autograd operation. Requires Triton.
 
-    Logits and loss are one autograd operation. The backward pass adds the gradient of the
-    classifiers to ``gradients``.
+    The backward pass adds the gradient of the classifiers to ``gradients``.
     """
     return _gpu().label_loss(embedding, shortlist_log, weight, bias, labels, positives, gradients)
 
@@ -262,10 +274,11 @@ def every_label_bce(
     positives: Int[Tensor, "B Y"],
     scale: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B n"], Float[Tensor, " n"]]:
-    """Return Σ −[y log σ(z) + (1−y) log σ(−z)], scale · (σ(z) − y) and its column sums.
+    """Return the one-vs-all loss, its gradient with respect to the logits, and its column sums.
 
-    z = w·φ + bias, for every point and every row of ``weight``. ``positives`` holds row numbers;
-    those outside 0 … n−1 are ignored.
+    The logits are z = w·φ + bias, for every point and every row of ``weight``. The loss is
+    Σ −[y log σ(z) + (1−y) log σ(−z)], and the gradient is scale · (σ(z) − y). ``positives`` holds
+    row numbers; those outside 0 … n−1 are ignored.
     """
     return _kernels(embedding).every_label_bce(embedding, weight, bias, positives, scale)
 
@@ -298,7 +311,7 @@ def adamw_pairs(
     embedding: Float[Tensor, "B D"],
     history: History,
 ) -> None:
-    """Apply lazy AdamW to the rows in ``labels``, in place. This requires Triton.
+    """Apply lazy AdamW to the classifiers of ``labels``, in place. This requires Triton.
 
     ``labels``, ``coefficients`` and ``embedding`` are the pairs of an `IndexGradients`. The bias
     has no weight decay. A bfloat16 weight is rounded stochastically, with the step as seed.

@@ -52,20 +52,21 @@ class LinearState(NamedTuple):
 
 
 class IndexGradients:
-    """Gradients of W_L and A since the last update, stored compactly.
+    """Gradients of the label classifiers W_L and the edge logits A since the last update.
 
-    W_L's gradient is a list of (label, embedding) pairs with one coefficient each. This needs far
-    less memory than a row per touched label or a dense L×D tensor. A's gradient is stored with
-    respect to log ŝ_{c,ℓ} (Eq. 5). The update backpropagates it through the softmax once for all
-    backward passes, since A does not change between updates. Only Triton kernels add gradients.
+    The gradient of W_L is stored as (label, embedding) pairs with one coefficient each. This needs
+    far less memory than a row per touched label or a dense L×D tensor. The gradient of A is stored
+    with respect to the log edge scores log ŝ_{c,ℓ} (Eq. 5). The update backpropagates it through
+    the softmax once for all backward passes, since A does not change between updates. Only Triton
+    kernels add gradients.
     """
 
     def __init__(self, edge_logits: Float[Tensor, "C E"] | None) -> None:
-        """Create empty gradients. ``edge_logits`` is A, or None if A is fixed."""
+        """Create empty gradients. ``edge_logits`` is A, or None if the edges are not learned."""
         self.by_edge: Float[Tensor, "C E"] | None = None
         """The gradient with respect to log ŝ_{c,ℓ}. It is zero for untouched clusters."""
         self.touched: Int[Tensor, " C"] | None = None
-        """1 for each cluster on a path since the last update, else 0."""
+        """1 for each cluster with a path in a batch since the last update, else 0."""
         if edge_logits is not None:
             self.by_edge = torch.zeros_like(edge_logits, dtype=torch.float32)
             self.touched = torch.zeros(
@@ -120,7 +121,7 @@ class IndexGradients:
 
 
 class History:
-    """Optimizer steps of a table: their number, the last step's rates, and the cumulative decay.
+    """History of the optimizer steps of a table, needed to apply deferred weight decay.
 
     The learning rate changes from step to step, so a row that skipped steps must decay by the
     product of (1 − lr_t·λ) over exactly those steps. This product is the quotient of two cumulative
@@ -153,7 +154,7 @@ class History:
 
 
 def stochastic_round(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Round float32 to bfloat16 at random, such that the expected value is the input."""
+    """Round float32 to bfloat16, up or down at random, so that the expected value is the input."""
     noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device)
     # bfloat16 is the upper half of float32. After the noise is added, the lower half carries into
     # the upper half with the probability that stochastic rounding requires.

@@ -21,7 +21,7 @@ _MAX_GRAPHS = 32  # further shapes run eagerly
 
 Result = TypeVar("Result")
 Capture: TypeAlias = Callable[[Callable[[], Result]], tuple[Callable[[], object], Result]]
-"""Captures a function. Returns a function that replays it, and its result.
+"""Function that captures another function, and returns a function that replays it, and its result.
 
 Each replay overwrites the result in place.
 """
@@ -100,8 +100,8 @@ class CapturedFunction(Generic[Result]):
         Args:
             function: Takes tensors and boolean options.
             capture: Captures a function as a CUDA graph.
-            fallback: Variant of ``function`` that cleans up after a failure. Needed if a failing
-                ``function`` leaves partial results behind.
+            fallback: Variant of ``function`` that undoes its changes if it fails. It is needed if
+                ``function`` changes anything before it can run out of memory.
             min_calls: Number of eager calls with a shape before it is captured.
             max_graphs: Maximum number of captured shapes.
         """

@@ -19,9 +19,10 @@ from elias.kernels.plain import ranking_key, split_ranking_key
 _CHUNK_NUMBERS = 2**24  # logits or weights per chunk: 64 MB in float32
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
-"""Updates n classifiers, given the first label and the gradients of weights (n, D) and biases (n,).
+"""Function that updates the classifiers of consecutive labels.
 
-It is called for each chunk after the chunk's weights have been read for the last time.
+Its arguments are the first label, and the gradients of the weights (n, D) and the biases (n,). It
+is called for each chunk of labels after their weights have been read for the last time.
 """
 
 
@@ -35,11 +36,11 @@ def every_label_loss(
     update: LabelUpdate | None = None,
     chunk_size: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Return scale · Σ −[y log σ(z) + (1−y) log σ(−z)] over all points and labels; z = w·φ + bias.
+    """Return the scaled binary cross-entropy over all points and all labels.
 
-    This is Eq. 7 (corrected) with every label in the shortlist and every ŷ = 1. Its gradient with
-    respect to z is scale · (σ(z) − y). ``positives`` is padded with L; a row must not repeat a
-    label.
+    It is scale · Σ −[y log σ(z) + (1−y) log σ(−z)] with the logits z = w·φ + bias, which is Eq. 7
+    (corrected) with every label in the shortlist and every ŷ = 1. Its gradient with respect to z is
+    scale · (σ(z) − y). ``positives`` is padded with L; a row must not repeat a label.
 
     If ``update`` is given, it updates the classifiers while the loss is computed, and `backward`
     returns a gradient for the embedding only. The returned loss must then be the whole objective,

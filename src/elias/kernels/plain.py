@@ -24,7 +24,7 @@ _SLOTS_PER_CHUNK = 2**17  # shortlist slots per chunk; each needs a dozen tempor
 
 
 def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Map float32 values to integers in the same order: 32-bit values, stored as int64."""
+    """Map float32 values to 32-bit integers that sort in the same order, stored as int64."""
     bits = scores.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
@@ -94,7 +94,10 @@ def expand_beam(
 def log_shares(
     edge_logits: Tensor, empty: Tensor, removed_log: Tensor | None = None
 ) -> Float[Tensor, "C E"]:
-    """Return log softmax_ℓ(a_c) over stored and removed edges. ``empty`` slots give -inf."""
+    """Return log softmax_ℓ(a_c), the log share of each stored edge in its cluster.
+
+    The softmax is over stored and removed edges. ``empty`` slots give -inf.
+    """
     logits = edge_logits.float().masked_fill(empty, -torch.inf)
     shares = logits.log_softmax(dim=-1)
     if removed_log is not None:
@@ -104,7 +107,7 @@ def log_shares(
 
 
 def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0."""
+    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0."""
     n_edges = edge_log.shape[1]
     valid, paths = paths >= 0, paths.clamp(min=0)
     cluster = beam.gather(1, paths // n_edges)
@@ -114,7 +117,7 @@ def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor)
 
 
 def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label. Padded slots give 0."""
+    """Return the logit w_ℓ·φ + bias_ℓ of each label. Padded slots give 0."""
     n_labels = len(weight)
     known = labels.clamp(max=n_labels - 1)
     if len(embedding) * n_labels <= _MAX_DENSE_LOGITS:
@@ -130,14 +133,14 @@ def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 
 
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
-    """Return Σ_j coefficient_j · weight[id_j] of each bag."""
+    """Return the weighted sum of vectors Σ_j coefficient_j · weight[id_j] of each bag of ids."""
     return embedding_bag(
         ids, weight, offsets, mode="sum", per_sample_weights=coefficients, include_last_offset=True
     )
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return log p = log σ(logit) + log ŷ."""
+    """Return the log probability of each label, log p = log σ(logit) + log ŷ."""
     return logsigmoid(logits) + log_scores
 
 
@@ -146,7 +149,7 @@ def shortlist_bce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss over all shortlists and its gradients with respect to z and log ŷ.
 
-    Rows are processed in chunks.
+    Rows are processed in chunks to save memory.
     """
     stored = labels < n_labels
     position = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
@@ -164,7 +167,7 @@ def shortlist_bce(
 
 
 def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return −log(1−p) of each slot and its gradients with respect to z and log ŷ.
+    """Return the loss −log(1−p) of negative labels, and its gradients with respect to z and log ŷ.
 
     The results are accurate for z ≤ 15.
     """
@@ -183,7 +186,10 @@ def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, T
 def _fix_exceptions(
     parts: tuple[Tensor, Tensor, Tensor], z: Tensor, shortlist_log: Tensor, relevant: Tensor
 ) -> None:
-    """Overwrite ``parts`` for positives and for z > 15 with a computation in log space."""
+    """Recompute ``parts`` in log space, in place, for positive labels and for z > 15.
+
+    ``parts`` is the result of `_negatives_loss`.
+    """
     exceptions = relevant | (z > _MAX_EXACT_LOGIT)
     z, shortlist_log, relevant = (part[exceptions] for part in (z, shortlist_log, relevant))
     log_hit, log_miss = logsigmoid(z), logsigmoid(-z)
@@ -201,7 +207,7 @@ def _fix_exceptions(
 def every_label_bce(
     embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
+    """Return the one-vs-all loss, its gradient with respect to the logits, and its column sums."""
     residual = torch.addmm(bias, embedding, weight.T)  # z, then scale · (σ(z) − y)
     inside = (positives >= 0) & (positives < len(weight))
     column = positives.clamp(0, len(weight) - 1)

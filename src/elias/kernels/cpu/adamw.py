@@ -15,7 +15,7 @@ from elias.kernels.cpu.rows import Array
 def adamw_rows(
     weight: Tensor, state: RowState, touched: Tensor, gradient: Tensor, history: History
 ) -> None:
-    """Apply lazy AdamW to the touched rows in place."""
+    """Apply lazy AdamW to the ``touched`` rows, in place."""
     step, rates = history.step, history.rates
     last_step, rows = state.last_step.numpy(), touched.numpy()
     skipped = step - last_step[rows]

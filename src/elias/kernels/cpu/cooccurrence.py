@@ -124,7 +124,7 @@ def _keep(
 
 @njit(cache=True, nogil=True)
 def _weakest_kept(touched: Array, sums: Array, most: int) -> tuple[Any, Any]:
-    """Return the lowest sum that is kept, and the highest label id kept with exactly this sum."""
+    """Return the lowest of the ``most`` highest sums, and the last label id kept with this sum."""
     if touched.shape[0] <= most:
         return np.float32(-np.inf), np.int32(0)
     counts = sums[touched]

@@ -77,7 +77,7 @@ def _find_positives(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _exp(x: np.float32) -> tuple[np.float32, np.float32]:
-    """Return (2^n, e^r - 1) such that e^x = 2^n · e^r, for x ≤ 0; NaN stays NaN."""
+    """Return the factors of e^x = 2^n · e^r, for x ≤ 0, as (2^n, e^r - 1); NaN stays NaN."""
     x = _LOWEST if x < _LOWEST else x
     n = np.floor(x * _LOG2_E + _HALF)
     r = (x - n * _LOG_2) - n * _LOG_2_REST
@@ -102,7 +102,7 @@ def _log(x: np.float32) -> np.float32:
 def _negatives_loss(
     z: Array, shortlist_log: Array, loss: Array, by_logits: Array, by_shortlist: Array
 ) -> None:
-    """Write -log(1-p) of each slot and its gradients with respect to z and log ŷ.
+    """Write the loss -log(1-p) of negative labels, and its gradients with respect to z and log ŷ.
 
     The results are accurate for z ≤ 15.
     """
@@ -180,7 +180,7 @@ def _shortlist_bce(
 def every_label_bce(
     embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
+    """Return the one-vs-all loss, its gradient with respect to the logits, and its column sums."""
     residual, sums = product(embedding, weight.T), torch.zeros(len(weight))
     loss = _every_label_bce(
         residual.numpy(),
@@ -194,9 +194,10 @@ def every_label_bce(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _all_negatives(z: Array, bias: Array, scale: np.float32, losses: Array, sums: Array) -> None:
-    """Compute the losses of a row of negatives and the residuals scale · σ(z).
+    """Add the loss of each label of a point to ``losses``, as if all labels were negatives.
 
-    ``z`` lacks the bias and is replaced by the residuals, which are also added to ``sums``.
+    ``z`` holds the logits without the bias. It is replaced by the gradients scale · σ(z), which are
+    also added to ``sums``.
     """
     for k in range(z.shape[0]):
         logit = z[k] + bias[k]
@@ -215,9 +216,9 @@ def _all_negatives(z: Array, bias: Array, scale: np.float32, losses: Array, sums
 def _every_label_bce(
     z: Array, bias: Array, positives: Array, scale: np.float32, sums: Array
 ) -> float:
-    """Return the loss, replace z by the residuals and add their column sums to ``sums``.
+    """Return the one-vs-all loss. Replace z by its gradient, and add the column sums to ``sums``.
 
-    Every slot is first computed as a negative, then the positives are corrected.
+    Every label is first treated as a negative, then the positives are corrected.
     """
     n_rows, n_labels = z.shape
     losses = np.zeros(n_labels, dtype=np.float32)

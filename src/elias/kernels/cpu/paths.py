@@ -22,7 +22,7 @@ _MAX_BLOCKS = 8
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0."""
+    """Computes the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0."""
 
     @staticmethod
     def forward(
@@ -124,7 +124,7 @@ def _path_log_backward(
 
 @njit(parallel=True, cache=True)
 def _add_blocks(blocks: Array, out: Array) -> None:
-    """Write the sum of ``blocks`` (blocks, C, E) over the first axis, in order, to ``out``."""
+    """Write the sum of ``blocks`` (blocks, C, E) over the first axis to ``out``, in fixed order."""
     for row in prange(out.shape[0]):
         for edge in range(out.shape[1]):
             total = blocks[0, row, edge]

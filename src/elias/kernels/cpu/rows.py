@@ -23,7 +23,7 @@ _SLOTS_PER_CHUNK = 64  # number of shortlist slots processed for all rows before
 
 
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
-    """Return Σ_j coefficient_j · weight[id_j] of each bag, with a sparse gradient."""
+    """Return the weighted sum of vectors of each bag of ids, with a sparse gradient."""
     if torch.is_grad_enabled():
         return _BagSum.apply(weight, ids, offsets, coefficients)
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
@@ -33,7 +33,7 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
 
 
 class _LabelLogits(torch.autograd.Function):
-    """Computes w_ℓ·φ + bias_ℓ of each label, with sparse gradients. Padded slots give 0."""
+    """Computes the logit w_ℓ·φ + bias_ℓ of each label, with sparse gradients. Padding gives 0."""
 
     @staticmethod
     def forward(
@@ -272,11 +272,11 @@ def _shortlist_dots(
 
 @njit(cache=True)
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
-    """Invert rows of ids: return the rows and positions in which each id occurs.
+    """Group the entries of ragged lists by id: find the rows and positions of each id.
 
-    Returns (touched ids ascending, start of each id's group, rows, positions). Rows ascend within
-    each group; a position is an index into ``ids``. Ids of at least ``n_ids`` are padding. ``ids``
-    may have up to 2^31 entries.
+    Returns four arrays: the distinct ids, ascending; the start of each id's group in the other two
+    arrays; the row of each occurrence; and its position in ``ids``. Rows ascend within each group.
+    Ids of at least ``n_ids`` are padding. ``ids`` may have up to 2^31 entries.
     """
     counts = np.zeros(n_ids, dtype=np.int32)
     for i in ids:

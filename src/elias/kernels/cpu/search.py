@@ -280,7 +280,7 @@ def _find_wanted(
 
 @njit(cache=True, nogil=True)
 def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
-    """Sort label ids stably by a digit that starts at bit ``shift`` and has len(starts) values."""
+    """Sort label ids stably by one digit: the bits from ``shift`` on, with len(starts) values."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
@@ -493,9 +493,10 @@ def _choose(
     spare: tuple[Array, Array],
     out: tuple[Array, Array],
 ) -> int:
-    """Score labels in rounds, best paths first, until no other label can enter the top k.
+    """Write the top k labels of a point to ``out``, and return the number of labels reached.
 
-    Returns the number of labels reached. Paths in a round score lower than in earlier rounds.
+    Labels are scored in rounds. The paths of a round score lower than those of earlier rounds. The
+    search stops as soon as no other label can enter the top k.
     """
     shortlist_size, n_first = sizes
     sample, walked = spare
@@ -526,7 +527,7 @@ def _choose(
 
 @njit(cache=True, nogil=True)
 def _keep_some(scratch: _Scratch, begin: int, end: int, keep: int) -> None:
-    """Move the ``keep`` best of the reached labels ``begin:end`` to the front of this range."""
+    """Move the ``keep`` best labels of ``reached[begin:end]`` to the front of this range."""
     for i in range(begin, end):
         label = scratch.best.reached[i]
         scratch.scores[i - begin] = scratch.best.scores[label, 0]
@@ -549,7 +550,7 @@ def _log_p(logits: Array, log_scores: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Insert a label into the top k if it ranks there; ties are ordered by label id."""
+    """Insert a label into the top k if its log p is high enough. Ties are ordered by label id."""
     rank = top.shape[0]
     while rank > 0 and (
         log_p > top_log[rank - 1]

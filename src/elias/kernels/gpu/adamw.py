@@ -28,7 +28,7 @@ def adamw_pairs(
     *,
     n_warps: int | None = None,
 ) -> None:
-    """Sum each touched row's gradient over its pairs and apply AdamW to the row, in place.
+    """Sum the gradient of each touched row over its pairs, and apply AdamW to the row, in place.
 
     The update is the last step of ``history``. The bias has no weight decay. A bfloat16 weight is
     rounded stochastically, with the step as seed.
@@ -120,7 +120,7 @@ def _hash(bits: tensor) -> tensor:
 
 @triton.jit
 def _stochastic_round(values: tensor, seed: tensor, columns: tensor) -> tensor:
-    """Round float32 to bfloat16 at random, such that the expected value is the input.
+    """Round float32 to bfloat16, up or down at random, so that the expected value is the input.
 
     The noise of each weight is a cheap hash of the row's seed and the column.
     """

@@ -25,9 +25,10 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)) without a gradient. Slots without an edge give -inf.
+    """Return the unsaturated log score of each edge, log(β · softmax_ℓ(a_c)), without a gradient.
 
-    If ``beam`` is given, the scores of clusters outside it are undefined.
+    Slots without an edge give -inf. If ``beam`` is given, the scores of clusters outside it are
+    undefined.
     """
     n_clusters, n_edges = edge_logits.shape
     clusters = beam.contiguous() if beam is not None and beam.numel() < n_clusters else None
@@ -52,7 +53,7 @@ def edge_log(
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0.
+    """Computes the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0.
 
     The backward pass adds the gradient of ``edge_log`` to ``gradients``. If ``gradients`` is None,
     there is no backward pass.

@@ -31,7 +31,7 @@ def label_logits(
     labels: Tensor,
     gradients: IndexGradients | None = None,
 ) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label. Padded slots give 0.
+    """Return the logit w_ℓ·φ + bias_ℓ of each label. Padded slots give 0.
 
     The backward pass adds the gradient of weights and biases to ``gradients``. If ``gradients`` is
     None, there is no backward pass.
@@ -68,7 +68,7 @@ def gather_dot(
     bias: Float[Tensor, " L"],
     labels: Int[Tensor, "B K"],
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ of the K labels of each point. A padded label (L) gives 0."""
+    """Return the logits w_ℓ·φ + bias_ℓ of K labels for each point. A padded label (L) gives 0."""
     n_rows, n_keep = labels.shape
     out = torch.empty((n_rows, n_keep), dtype=torch.float32, device=embedding.device)
     if out.numel():
@@ -93,7 +93,7 @@ def gather_sum(
     weight: Float[Tensor, "L D"],
     labels: Int[Tensor, "B K"],
 ) -> Float[Tensor, "B D"]:
-    """Return Σ_k coefficient_k · w_{ℓ_k} of each point, the gradient of its embedding."""
+    """Return the gradient of each point's embedding, Σ_k coefficient_k · w_{ℓ_k}."""
     n_rows, n_keep = labels.shape
     dim = weight.shape[1]
     # a point's shortlist is split into parts, one program each, to use the whole GPU
@@ -241,7 +241,7 @@ def _gather_sum(
 def _find_heads(
     ids: tensor, heads: tensor, n_heads: tensor, n_pairs: tensor, BLOCK: constexpr
 ) -> None:
-    """Write to ``heads`` the indices at which the id differs from its predecessor."""
+    """Write to ``heads`` the indices at which a new id begins."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + i, mask=i < n_pairs, other=-1)
     before = tl.load(ids + i - 1, mask=(i > 0) & (i < n_pairs), other=-1)

@@ -229,7 +229,7 @@ def sortable(scores: tensor) -> tensor:
 
 @triton.jit
 def sort_key(score: tensor, unsaturated: tensor) -> tensor:
-    """Combine two sortable integers into a key that orders by score, then unsaturated score."""
+    """Combine two integers into a key that sorts by score, then by unsaturated score."""
     return score.to(tl.int64) * 4294967296 + (unsaturated.to(tl.int64) + 2147483648)
 
 
@@ -317,7 +317,7 @@ def best_path_per_label(
 def find_wanted(
     scratch: tensor, wanted_lists: tensor, n_slots: tensor, n_labels: tensor, BLOCK: constexpr
 ) -> None:
-    """Write the best path to each wanted label; ignore stale table entries of earlier points."""
+    """Write the best path to each wanted label. Ignore table entries left from earlier points."""
     wanted, out, n_wanted = wanted_lists
     table, labels, _, _, _, _, first = scratch
     for start in range(0, n_wanted, BLOCK):
@@ -368,11 +368,11 @@ def _digit_counts(
     LEVEL: constexpr,
     BLOCK: constexpr,
 ) -> tensor:
-    """Return the histogram of the key digit at ``shift`` over the labels still undecided.
+    """Count how often each digit value occurs at ``shift`` in the keys of undecided labels.
 
-    The keys of these labels equal ``limits`` at all lower levels, and ``prefix`` in the digits
-    above ``shift``. The key is the score at level 0, the unsaturated score at level 1, and
-    n_labels − id at level 2.
+    The key of a label is its score at level 0, its unsaturated score at level 1, and n_labels − id
+    at level 2. A label is undecided if its keys of lower levels equal ``limits``, and the digits of
+    its key above ``shift`` equal ``prefix``.
     """
     labels, scores, unsaturated_scores = keys
     n_slots, n_labels = sizes
