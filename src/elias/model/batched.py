@@ -1,8 +1,8 @@
 """Run a model over many texts in batches, without gradients, with CUDA graphs on a GPU.
 
 For one text, a GPU runs hundreds of small kernels, and launching them takes ten times as long as
-running them. Encoder and search are therefore captured as CUDA graphs, which later calls reuse if
-the model is not in training. The graphs are stored in this module and not in the model, so that
+running them. Encoder and search are therefore captured as CUDA graphs. If the model is not in
+training, later calls reuse them. The graphs are stored in this module and not in the model, so that
 copies of a model and saved models do not contain them.
 """
 
@@ -194,9 +194,9 @@ class SearchGraphs:
     """Minimum number of texts for which compiling the encoder, or capturing graphs for a single
     call, saves time."""
     large_call: int = 1_024
-    """Minimum number of texts of a call that counts towards ``many_texts``."""
+    """Minimum number of texts in a call for its texts to count towards ``many_texts``."""
     min_calls: int = 8
-    """Number of calls with a shape before it is captured."""
+    """Number of calls with the same shape before a graph is captured for it."""
     max_graphs: int = 64
     """Maximum number of shapes (length and number of texts) captured for a model."""
     min_width: int = 100
@@ -344,7 +344,7 @@ class _ModelGraphs:
     lock: threading.Lock = field(default_factory=threading.Lock)
     captured: Graphs | None = None
     _asked: tuple[SearchSizes, int] | None = None
-    _edge_scores: Tensor | None = None  # the graphs read it, so it must not be freed
+    _edge_scores: Tensor | None = None  # kept alive, because the graphs read it
     _children: list[Mapping[str, nn.Module | None]] = field(default_factory=list)
     _tables: list[Mapping[str, Tensor | None]] = field(default_factory=list)
     _state: list[object] = field(default_factory=list)

@@ -34,12 +34,13 @@ class SearchSizes(NamedTuple):
 
 
 class Shortlist(NamedTuple):
-    """The labels that a search returns, with the logarithm of their path scores."""
+    """The labels that a search returns, with the log scores of their best paths."""
 
     labels: Int[Tensor, "B K"]
     """Shortlisted labels, unordered, padded with ``n_labels``."""
     log_scores: Float[Tensor, "B K"]
-    """log ŷ_ℓ of the best path, with gradients to clusters and edges. Padded slots hold 0."""
+    """log ŷ_ℓ, the log score of the best path, with gradients to clusters and edges. Padding is 0.
+    """
     positive_log: Float[Tensor, "B Y"]
     """log ŷ_ℓ of the ``wanted`` labels, even outside the shortlist; 0 if no path reaches them."""
     reached: Bool[Tensor, "B Y"]
@@ -47,7 +48,7 @@ class Shortlist(NamedTuple):
 
 
 class LinearRows(nn.Module):
-    """One linear classifier per row: Ŵ_C over clusters, or W_L over labels."""
+    """Linear classifiers, one per row: those of the clusters (Ŵ_C) or those of the labels (W_L)."""
 
     def __init__(self, n_rows: int, dim: int) -> None:
         super().__init__()
@@ -64,7 +65,10 @@ class LinearRows(nn.Module):
         labels: Int[Tensor, "B K"],
         gradients: IndexGradients | None = None,
     ) -> Float[Tensor, "B K"]:
-        """Return w·φ + bias for K rows of each point; a padding id (≥ number of rows) gives 0."""
+        """Return the logits w·φ + bias of K rows for each point. A padding id gives 0.
+
+        Padding ids are not below the number of rows.
+        """
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
     def all_rows_loss(
@@ -74,7 +78,7 @@ class LinearRows(nn.Module):
         scale: float,
         update: LabelUpdate | None,
     ) -> Float[Tensor, ""]:
-        """Return the one-vs-all loss over all rows; see `elias.kernels.one_vs_all`."""
+        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all`."""
         return every_label_loss(
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )
@@ -129,9 +133,10 @@ class EliasModel(nn.Module):
         self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
 
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
-        """Return log(α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1 before its min(1, ·).
+        """Return the unsaturated log score of each cluster, which is Eq. 1 without its min(1, ·).
 
-        These values order clusters like their scores, but without ties at score 1.
+        It is log(α · softmax_c(ŵ_c·φ + bias_c)). The order of clusters is that of their scores, but
+        without ties at score 1.
         """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
         return math.log(self.alpha) + logits.log_softmax(dim=-1)
@@ -145,7 +150,9 @@ class EliasModel(nn.Module):
         blocked: Bool[Tensor, " L"] | None = None,
         gradients: IndexGradients | None = None,
     ) -> Shortlist:
-        """Expand a beam of clusters into the K best labels that are not ``blocked`` (Eq. 4–6).
+        """Return the K best labels that a beam of clusters leads to, without ``blocked`` ones.
+
+        This is the shortlist of Eq. 4–6.
 
         ``cluster_log`` is the result of `unsaturated_log`. Paths to ``wanted`` labels are also
         scored. If ``gradients`` is given, it receives the gradients of the edges.
@@ -180,13 +187,13 @@ class EliasModel(nn.Module):
     ) -> Int[Tensor, "B b"]:
         """Return ``size`` clusters per point: the parents of its positives, then its best clusters.
 
-        This is teacher forcing: the strongest parent of each positive is always searched. The id C
-        in ``parents`` is padding.
+        This is teacher forcing: the cluster with the strongest edge to each positive is always
+        searched. The id C in ``parents`` is padding.
         """
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
         beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
-        # Put the best clusters first, so that later paths to a label are seldom better.
+        # best clusters first, so that the first path found to a label is mostly the best one
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(
@@ -201,7 +208,7 @@ class EliasModel(nn.Module):
         gradients: IndexGradients | None = None,
         widest: Int[Tensor, ""] | None = None,
     ) -> Losses:
-        """Return the loss L = L_c + λ·L_s of a batch of embedded texts, with its parts L_c and L_s.
+        """Return the loss L = L_c + λ·L_s of a batch: classification loss and shortlist loss.
 
         With ``mean``, L_c is averaged over all B·K slots and L_s over all B·Y slots; the paper's λ
         assumes this. Otherwise both are summed over the slots of a point and averaged over points.
@@ -221,8 +228,8 @@ class EliasModel(nn.Module):
             self.labels, embedding, log_scores, labels, positives, self.n_labels, gradients
         )
         shortlist = shortlist_loss(positive_log, reached)
-        # The search skips paths with a NaN score, so their loss would be 0. Softmax spreads a NaN
-        # over its row, so that this term is NaN then and 0 otherwise.
+        # The search ignores NaN scores, so the loss would hide them. A NaN logit makes all cluster
+        # scores of a point NaN. This term is then NaN, and otherwise 0.
         shortlist = shortlist + 0 * cluster_log[:, 0].detach().sum()
         count = self.labels.batch_size(len(positives))
         classification = classification / (count * labels.shape[1] if mean else count)

@@ -6,7 +6,6 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -36,8 +35,8 @@ class TextEncoder(nn.Module):
     max_length: int = 0
     """Maximum number of tokens of a padded text."""
     current_windows: tuple[Tensor, Tensor] | None = None
-    """While windows of long texts are encoded: the text of each row, and the number of its window
-    in this text. `KeyedDropout` needs them. None if every row is a whole text."""
+    """While windows of long texts are encoded: the text that each row belongs to, and the number of
+    the window within the text, for `KeyedDropout`. None if every row is a whole text."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
@@ -85,7 +84,7 @@ class BagEncoder(TextEncoder):
         self.n_features = n_features
         self.token_dropout = config.token_dropout
         vectors = torch.empty(n_features, config.dim)
-        if not vectors.is_meta:  # there, random numbers would import torch._dynamo: 80 MB, 2 s
+        if not vectors.is_meta:  # random numbers on meta tensors import torch._dynamo (80 MB, 2 s)
             vectors.normal_().mul_(0.1)
         self.vectors = nn.Parameter(vectors)
         self.widen = nn.Linear(config.dim, config.hidden_dim)
@@ -96,9 +95,7 @@ class BagEncoder(TextEncoder):
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "this encoder reads features, not texts"
-        features = self.featurizer.transform(texts)
-        ids = features.indices.astype(np.int32, copy=False)
-        return Tokens(features.indptr.astype(np.int64), ids, features.data)
+        return Tokens.from_csr(self.featurizer.transform(texts))
 
     @property
     def fingerprint(self) -> str:

@@ -71,7 +71,9 @@ class LabelGraph(nn.Module):
         return self.unsaturated_log().clamp(max=0)
 
     def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before min(1, ·). Slots without an edge give -inf.
+        """Return the unsaturated log score of each edge, log(β · softmax_ℓ(a_c)).
+
+        This is Eq. 5 without its min(1, ·). Slots without an edge give -inf.
 
         If ``beam`` is given, scores of clusters outside it may be undefined. In evaluation mode,
         all scores are computed once and cached, because they take most of the time for one text.
@@ -111,7 +113,8 @@ class LabelGraph(nn.Module):
     def strongest_parents(self) -> Int[Tensor, " L"]:
         """Return the cluster with the strongest edge to each label, or C for a label without edges.
 
-        Edges are compared by unsaturated score (Eq. 5 without min); ties go to the lower cluster.
+        Edges are compared by their unsaturated score (Eq. 5 without min). Of equal edges, the one
+        from the lower cluster id is chosen.
         """
         empty = self.edge_labels >= self.n_labels
         shares = log_shares(self.edge_logits, empty, self.removed_log)

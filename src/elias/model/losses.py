@@ -36,12 +36,12 @@ def classification_loss(
     n_labels: int,
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
+    """Return the binary cross-entropy over all shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
 
-    z = w·φ + bias are the logits of ``rows`` (W_L), and ``shortlist_log`` is log ŷ ≤ 0. ``labels``
-    and ``positives`` are padded with L; positives ascend in each row. The loss is computed in
-    float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
-    gradient of W_L.
+    It is Σ −[y log p + (1−y) log(1−p)]. z = w·φ + bias are the logits of ``rows`` (W_L), and
+    ``shortlist_log`` is log ŷ ≤ 0. ``labels`` and ``positives`` are padded with L; positives ascend
+    in each row. The loss is computed in float32; neither it nor its gradients overflow. If
+    ``gradients`` is given, it receives the gradient of W_L.
     """
     if rows.whole and gradients is not None:
         return label_loss(
@@ -54,5 +54,5 @@ def classification_loss(
 def shortlist_loss(
     positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
 ) -> Float[Tensor, ""]:
-    """Return Σ −log ŷ over the positives that a path reaches (Eq. 8)."""
+    """Return the shortlist loss Σ −log ŷ, over the positives that a path reaches (Eq. 8)."""
     return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()

@@ -14,10 +14,10 @@ from elias.model.losses import Losses
 
 
 class OneVsAll(EliasModel):
-    """ELIAS with a single cluster of all labels: p = σ(w·φ + bias), without a search.
+    """A model without an index: every label has the probability p = σ(w·φ + bias).
 
-    The results equal those of `EliasModel` with this graph and K = L, but are computed in chunks
-    of labels.
+    It is an `EliasModel` with one cluster that contains all labels, and a shortlist of all labels,
+    but the results are computed in chunks of labels, without a search.
     """
 
     def __init__(

@@ -42,16 +42,16 @@ SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 """Files that `TransformerEncoder.save` writes, with the names that transformers uses."""
 
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
-_WINDOWS_AT_ONCE = 16  # encoded together, unless there are more texts
+_WINDOWS_AT_ONCE = 16  # minimum number of windows that are encoded together
 _MAX_LAYERS = 1 << 10
-_MAX_SIZE = 1 << 24  # for the vocabulary, positions and dimensions
-_MAX_GROWTH = 100  # of a text by the normalizer
+_MAX_SIZE = 1 << 24  # of the vocabulary, of positions and of dimensions
+_MAX_GROWTH = 100  # maximum factor by which the normalizer may lengthen a text
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "elias")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Types of models that accept a complete (B, 1, T, T) mask. Given a (B, T) mask, transformers checks
-# on the device whether anything is masked, and the host waits for the result in every step. Given
-# no mask, it creates one while a CUDA graph is captured. It does neither if the attention function
-# is registered under a name of our own.
+# Given a (B, T) mask, transformers checks on the device whether anything is masked, and the host
+# waits for the result in every step. Given no mask, it creates one while a CUDA graph is captured.
+# It does neither if the attention function is registered under a name of our own. The following
+# types of models then accept a complete (B, 1, T, T) mask.
 _OWN_ATTENTION = _IMPLEMENTATIONS[-1]
 AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
 _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"}
@@ -85,8 +85,8 @@ class TransformerEncoder(TextEncoder):
         self.max_length = config.max_length or MAX_LENGTHS[0]
         self.windows = config.windows
         self.tokenizer.enable_truncation(self.max_length)
-        # gradient checkpointing reads the random state, which a CUDA graph does not allow; nor can
-        # the number of windows differ between its calls
+        # CUDA graphs allow neither gradient checkpointing, which reads the random state, nor a
+        # number of windows that differs between calls
         self.takes_padded = not config.gradient_checkpointing and config.windows == 1
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
@@ -186,7 +186,7 @@ class TransformerEncoder(TextEncoder):
         return Tokens(offsets=lengths.cumsum(), ids=ids, n_truncated=n_truncated)
 
     def windows_needed(self, texts: Sequence[str]) -> int:
-        """Return the number of windows in which 95% of the texts are read whole."""
+        """Return the number of windows that is enough for 95% of the texts."""
         counts = [1 + len(encoding.overflowing) for encoding in self._encode(texts)]
         return int(np.percentile(counts, 95, method="higher"))
 
@@ -235,8 +235,9 @@ class TransformerEncoder(TextEncoder):
     def _pool_windows(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
         """Return the mean over the windows of each text, weighted by their tokens.
 
-        All windows of the batch are sorted by length, and encoded as many at a time as there are
-        texts. On a GPU, the host waits for the lengths, which is short beside the encoding.
+        The windows of the batch are sorted by length. As many are encoded at a time as there are
+        texts in the batch. On a GPU, the host waits for the lengths, which takes little time
+        compared with the encoding.
         """
         device, n_texts = batch.ids.device, len(batch)
         offsets = batch.offsets.cpu()
@@ -293,7 +294,7 @@ class TransformerEncoder(TextEncoder):
         return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
-        """Run the transformer, compiled if possible. If the compiled one fails, stop using it."""
+        """Run the transformer, compiled if possible. If compiled code fails, stop using it."""
         if self._compiled is None:
             return self.transformer(input_ids=ids, attention_mask=mask)
         try:
@@ -322,9 +323,10 @@ def pad(
     longest: int,
     pad_id: int,
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return B ranges of the ids, padded, and a mask of the tokens, without a copy to the host.
+    """Return the ids of B texts, padded to the same length, and a mask of their tokens.
 
-    In an empty text, one padding id counts as a token, because attention over no tokens is NaN.
+    In an empty text, one padding id counts as a token, because attention over no tokens is NaN. On
+    a GPU, the host does not wait.
     """
     position = torch.arange(max(1, longest), device=ids.device)
     lengths, n_ids = lengths.unsqueeze(1), len(ids)
@@ -359,7 +361,7 @@ def _without_pooler(settings: Any) -> dict[str, bool]:
 
 
 def _check_settings(settings: Any) -> None:
-    """Raise a `ValueError` for a size that would exhaust memory or time, or code from elsewhere."""
+    """Raise a `ValueError` if a size would exhaust memory, or if code would be downloaded."""
     for name, value in settings.to_dict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
         if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
@@ -374,14 +376,14 @@ def _check_settings(settings: Any) -> None:
 
 
 def _check_regular(folder: Path) -> None:
-    """Raise a `ModelError` if a folder has pipes or devices, which may never end."""
+    """Raise a `ModelError` if a folder contains a pipe or a device, whose data may never end."""
     for path in folder.iterdir():
         if not (path.is_file() or path.is_dir()):
             raise damaged_file(path, "not a regular file")
 
 
 def _growth(normalizer: dict[str, Any]) -> int:
-    """Return how many times longer a normalizer can make a text, at most."""
+    """Return the maximum factor by which a tokenizer's normalizer can lengthen a text."""
     if normalizer.get("type") == "Sequence":
         return math.prod(map(_growth, normalizer["normalizers"]))
     if normalizer.get("type") != "Replace":
@@ -397,7 +399,7 @@ def _growth(normalizer: dict[str, Any]) -> int:
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
-    """Raise an error if model, tokenizer and configuration do not match."""
+    """Raise an error if the model, the tokenizer and the configuration do not fit together."""
     settings = transformer.config
     if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
         raise ModelError(
