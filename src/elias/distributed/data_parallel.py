@@ -41,7 +41,7 @@ _MASK_32_BITS = 0xFFFFFFFF
 # One odd factor for each axis, so that all positions along an axis get different numbers. The
 # factors must not depend on the shape of the tensor, because padding must not change the mask.
 _STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
-_WINDOW_STRIDE = 0x165667B1  # between the keys of the windows of a text
+_WINDOW_STRIDE = 0x165667B1  # difference between the keys of consecutive windows of a text
 
 
 @torch.no_grad()
@@ -71,9 +71,9 @@ def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
 def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -> None:
     """Sum a gradient with many zero rows over processes, in place.
 
-    For example, a batch of B points with beam size b touches the edges of at most B·b clusters in
-    A. If at most half of the rows of a large gradient are touched, only these rows are sent.
-    ``touched`` marks the non-zero rows, and is also summed in place.
+    For example, a batch of B points with beam size b touches the edges of at most B·b clusters. If
+    at most half of the rows of a large gradient are touched, only these rows are sent. ``touched``
+    is 1 for rows that may not be zero, and is also summed in place.
     """
     if gradient.dim() < 2 or gradient.numel() <= _FLATTENED:
         world.all_reduce(gradient, _PURPOSE)
@@ -154,7 +154,7 @@ def rank_sharded(
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
 ) -> Candidates:
-    """Rank the labels for this process's texts, as `rank_all` does, if the labels are sharded.
+    """Rank the labels of this process's texts with sharded labels, as `rank_all` does without.
 
     All processes must call this, each with its own texts. The number of texts may differ between
     processes, and may be zero. In each step, a process searches a batch of its own texts, and

@@ -1,4 +1,4 @@
-"""Split W_L over P processes: label ℓ is row ℓ div P of process ℓ mod P.
+"""Shard the label classifiers W_L over P processes: label ℓ is row ℓ div P of process ℓ mod P.
 
 Consecutive labels go to different processes to balance the work, because labels are often sorted
 by frequency and frequent labels are shortlisted more often. To score shortlists, all processes
@@ -70,7 +70,10 @@ class ShardedRows(LinearRows):
     def logits(
         self, embedding: Tensor, labels: Tensor, gradients: IndexGradients | None = None
     ) -> Tensor:
-        """Return w_ℓ·φ + bias_ℓ (B, K) for this process's points, computed by the label owners."""
+        """Return the logits (B, K) of this process's points.
+
+        Each process computes the logits of the labels that it owns, for the points of all.
+        """
         scores: Tensor = _ShardedLogits.apply(  # type: ignore[no-untyped-call]
             embedding, self.weight, self.bias, labels, self, gradients, torch.is_grad_enabled()
         )
@@ -79,7 +82,7 @@ class ShardedRows(LinearRows):
     def all_rows_loss(
         self, embedding: Tensor, positives: Tensor, scale: float, update: LabelUpdate | None
     ) -> Tensor:
-        """Return the loss of this process's labels, summed over the points of all processes."""
+        """Return the one-vs-all loss of this process's labels, over the points of all processes."""
         everyone: Tensor = _GatheredEmbedding.apply(embedding, self)  # type: ignore[no-untyped-call]
         padded = _pad_rows(positives, self.max_points, self.n_labels)
         rows = self.local_rows(self.world.all_gather(padded, "positives")[: self.n_points])
@@ -212,7 +215,7 @@ class _ShardedLogits(torch.autograd.Function):
 
 
 def _none_if_empty(gradient: Tensor | None) -> Tensor | None:
-    """Return None for an empty sparse gradient, which autograd cannot accumulate."""
+    """Return None instead of an empty sparse gradient, which autograd cannot accumulate."""
     is_empty = gradient is None or (gradient.is_sparse and gradient._nnz() == 0)
     return None if is_empty else gradient
 

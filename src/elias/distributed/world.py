@@ -41,7 +41,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
 _FINISHED = "over"
 _STAY_SECONDS = 1.0
-_NOTICE_SECONDS = 5.0  # time for every live process to notice that an exchange failed
+_NOTICE_SECONDS = 5.0  # time in which every live process notices that an exchange failed
 GRACE_SECONDS = 10.0
 """Seconds that a process has to stop by itself after another process died."""
 EXIT_CODE = 3
@@ -164,7 +164,7 @@ class World:
 
     @property
     def is_rank0(self) -> bool:
-        """Return whether this is rank 0, the process that initialises, records and saves."""
+        """Return whether this is rank 0, the process that initialises the model, logs and saves."""
         return self.rank == 0
 
     def has_lost_process(self) -> bool:
@@ -172,7 +172,7 @@ class World:
         return bool(self._watchdog.lost)
 
     def share(self, count: int) -> slice:
-        """Return the slice of ``count`` items that belongs to this process."""
+        """Return this process's share of ``count`` items, as a slice."""
         largest = self.max_share(count)
         return slice(min(self.rank * largest, count), min((self.rank + 1) * largest, count))
 
@@ -260,7 +260,7 @@ class World:
                     f"{reference.get(name)}; all processes must read the same files"
                 )
 
-    # work on some processes while others wait
+    # work that only some processes do while the others wait
 
     def run_on_rank0(self, work: Callable[[], T]) -> T | None:
         """Run ``work`` on rank 0 and return its result. Other ranks wait and return None.
@@ -374,7 +374,7 @@ class World:
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run an exchange. If it fails, raise an error that names the dead or silent process."""
+        """Run an exchange. If it fails, raise an error that names the dead or stuck process."""
         try:
             return exchange(*args, **options)
         except RuntimeError as error:
@@ -388,7 +388,7 @@ class World:
             raise
 
     def _silent_processes(self) -> list[str]:
-        """Return the names of processes that have not noticed the failed exchange in time."""
+        """Return the names of the processes that do not notice the failed exchange in time."""
         self._store.set(f"noticed/{self.rank}", "")
         time.sleep(min(_NOTICE_SECONDS, self._timeout.total_seconds()))
         silent = [
