@@ -58,8 +58,8 @@ class RerankConfig:
     """Loss of the ranker: ``squared-hinge`` as in the paper's program, or ``logistic`` as in
     Eq. 17. The margin s becomes q = exp(−max(1−s, 0)³), or q = σ(s) for ``logistic``."""
     cost: float | None = None
-    """C: weight of the loss relative to the regularisation. Derived: 1, or 2 if every label is
-    scored and is a candidate."""
+    """C: weight of the loss relative to the regularisation. Derived: 1, or 2 if the ranker
+    scores every label."""
     calibrate: bool = True
     """Combine the scores of model and ranker by decision trees T (appendix C.2), which are fitted
     on the validation points, if there are any."""
@@ -130,7 +130,7 @@ class EncoderConfig:
     """transformer: compute activations again in the backward pass, which saves memory and costs
     time."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
+    """transformer: number format; ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
     compile: Literal["off", "on"] = "off"
     """transformer, on a GPU: ``on`` compiles the layers with torch.compile. That takes some seconds
     at the start of training, or after a saved model has predicted many texts."""

@@ -192,16 +192,17 @@ def _index_type(n_entries: int, n_columns: int) -> str:
 
 def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
     """Memory-map the CSR matrix that is stored in the files of a folder."""
+    what = "features" if prefix else "labels"
     dtype = _index_type(n_entries, shape[1])
     indptr = _map_array(folder / f"{prefix}{_INDPTR}", dtype)
     indices = _map_array(folder / f"{prefix}{_INDICES}", dtype)
     values = _map_array(folder / f"{prefix}{_VALUES}", "<f4")
     if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
-        raise DataError(f"{folder}: its {prefix or 'labels'} files are incomplete; remove it")
+        raise DataError(f"{folder}: the stored {what} are incomplete; remove the folder")
     # kernels do not check indices
     is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
     if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
-        raise DataError(f"{folder}: its {prefix or 'labels'} files are damaged; remove it")
+        raise DataError(f"{folder}: the stored {what} are damaged; remove the folder")
     release_pages()
     return _canonical_csr(values, indices, indptr, shape)
 

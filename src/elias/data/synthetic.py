@@ -141,7 +141,7 @@ class CorpusGenerator:
         self.words = pseudowords(0, VOCABULARY)
 
     def corpus(self) -> Corpus:
-        """Draw all points."""
+        """Draw all points, and return the corpus."""
         splits: dict[str, Any] = {name: self._draw(name) for name in self.sizes}
         n_missing = self.n_labels - len(np.unique(splits["train"].labels.indices))
         coverage = f"Each of the {self.n_labels:,} labels has a training point."
@@ -331,7 +331,7 @@ def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> Any:
 def _draw_power_law(
     rng: np.random.Generator, size: int | tuple[int, int], n: int, exponent: float
 ) -> Ints:
-    """Draw ranks 0 … n - 1 by inverting `_power_law_cdf`, without a table."""
+    """Draw ranks 0 … n - 1 from a power law, by inverting `_power_law_cdf`."""
     mass = rng.random(size)
     power = 1 - exponent
     if abs(power) < _NEARLY_ZERO:

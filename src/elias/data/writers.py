@@ -92,7 +92,8 @@ def convert(
     if target.exists() and not overwrite:
         raise data_error(target, "already exists; choose another name, or pass overwrite=True")
     if target.is_dir() == (chosen in _TABLES) and target.exists():
-        raise data_error(target, f"is the wrong kind (file or folder) for {chosen}; remove it")
+        found, needed = ("folder", "file") if target.is_dir() else ("file", "folder")
+        raise data_error(target, f"is a {found}, but {chosen} is written as a {needed}; remove it")
     splits = {
         name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
         for name, split in corpus.splits.items()

@@ -420,34 +420,32 @@ class SingleProcess(World):
         """Skip the exchange."""
 
     def has_lost_process(self) -> bool:
-        """Return False."""
+        """Return False, because there is no other process."""
         return False
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the tensor."""
+        """Return the tensor, because there is no other process."""
         del purpose
         return tensor
 
     reduce_scatter = all_gather
 
     def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows."""
+        """Return the rows, because there is no other process."""
         return rows
 
     def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Return a function that returns the values."""
+        """Return a function that returns the values, because there is no other process."""
         return lambda: list(values)
 
-    def rank0_first(self, work: Callable[[], T]) -> T:
-        """Run ``work``."""
+    def run_on_rank0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` and return its result, because this is rank 0."""
         return work()
 
-    def run_on_rank0(self, work: Callable[[], T]) -> T:
-        """Run ``work``."""
-        return work()
+    rank0_first = run_on_rank0
 
     def shutdown(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no other process."""
 
     def leave(self) -> None:
         """Do nothing, because there is no other process."""

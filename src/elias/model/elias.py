@@ -39,10 +39,10 @@ class Shortlist(NamedTuple):
     labels: Int[Tensor, "B K"]
     """Shortlisted labels, unordered, padded with ``n_labels``."""
     log_scores: Float[Tensor, "B K"]
-    """log ŷ_ℓ, the log score of the best path, with gradients to clusters and edges. Padding is 0.
-    """
+    """Log score log ŷ_ℓ of each label's best path, with gradients to clusters and edges; 0 for
+    padding."""
     positive_log: Float[Tensor, "B Y"]
-    """log ŷ_ℓ of the ``wanted`` labels, even outside the shortlist; 0 if no path reaches them."""
+    """Log path score of each ``wanted`` label, in the shortlist or not; 0 if no path reaches it."""
     reached: Bool[Tensor, "B Y"]
     """True for each ``wanted`` label that a path reaches."""
 

@@ -14,7 +14,7 @@ import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -189,13 +189,10 @@ class Featurizer:
     word_ngrams: int = 1
     """Number of words in the longest word n-gram."""
 
-    reads_symbols: bool = field(init=False, repr=False)
-    """True if the vocabulary was fitted on `SplitTexts` with symbols."""
-
-    def __post_init__(self) -> None:
-        """Set `reads_symbols`."""
-        has_symbol = any(len(word) == 1 and _is_symbol(word) for word in self.words)
-        object.__setattr__(self, "reads_symbols", has_symbol)
+    @cached_property
+    def reads_symbols(self) -> bool:
+        """Return whether the vocabulary was fitted on `SplitTexts` with symbols."""
+        return any(map(_is_symbol, self.words))
 
     @property
     def n_features(self) -> int:

@@ -81,7 +81,7 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, corpus):
 def test_a_table_does_not_replace_a_folder(tmp_path, corpus):
     (tmp_path / "a.csv").mkdir()
 
-    with pytest.raises(DataError, match=r"is the wrong kind \(file or folder\) for csv"):
+    with pytest.raises(DataError, match="is a folder, but csv is written as a file"):
         convert(corpus, tmp_path / "a.csv", overwrite=True)
 
 

@@ -87,7 +87,7 @@ class CellFormat:
     """Whether some cells are lists. If not, the separator is recorded, to read similar files."""
 
     def describe(self) -> str:
-        """Return a description that follows the name of the column, or an empty string."""
+        """Return a description for notes, such as ``, separated by '|'``, or an empty string."""
         if self.key is not None:
             return f", the {self.key!r} of each object"
         if not self.separator:
@@ -377,7 +377,7 @@ class NamedLabels:
         self._first_lines: list[tuple[Path, int]] = []  # where each code first occurs, for errors
 
     def add(self, lists: LabelLists, _: object, rows: Rows) -> NDArray[np.int64]:
-        """Assign codes to label values, and return them."""
+        """Return the code of each label value. New values get the next free codes."""
         n_before, values = len(self._codes), lists.values
         codes = np.fromiter(map(self._codes.__getitem__, values), np.int64, len(values))
         if self._names is not None and len(self._codes) > n_before:

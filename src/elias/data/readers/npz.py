@@ -128,7 +128,7 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
             shapes[name] = _checked_shape(archive, info, name)
         packed = sum(info.compress_size for info in archive.infolist())
         if packed > stream.seek(0, io.SEEK_END):
-            raise ValueError("the members are larger than the file")
+            raise ValueError("its parts are larger than the whole file")
         kind, shape = (np.load(archive.open(f"{name}.npy")) for name in ("format", "shape"))
     format_name = kind.astype("U").item()
     if format_name not in _FORMATS:

@@ -449,7 +449,7 @@ def rank_beams(
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return log p = log σ(logit) + log ŷ, bit-identical to that of `rank_beams`."""
+    """Return the log probability of each label, log σ(logit) + log ŷ, exactly as `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)
