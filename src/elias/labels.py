@@ -116,8 +116,6 @@ class LabelTable(Sequence[str]):
         """Return the label text of each label: its name, synonyms and description."""
         return [
             ". ".join(filter(None, (name, *synonyms, description)))
-            if synonyms or description
-            else name
             for name, _, synonyms, description, _ in self.rows()
         ]
 

@@ -87,9 +87,10 @@ def choose_columns(
         The columns, and the names of other columns that look like text.
     """
     names, plain, group = list(sample), _plain_names(sample), options.group
-    check_columns(path, [] if group is None else [group], names)
-    special = [name for name in (plain.get(IDS), plain.get(WEIGHTS), plain.get(SPLIT)) if name]
-    special += [] if group is None else [group]
+    if group is not None:
+        check_columns(path, [group], names)
+    roles = (plain.get(IDS), plain.get(WEIGHTS), plain.get(SPLIT), group)
+    special = [name for name in roles if name is not None]
     named = () if options.labels is None else named_columns(path, options.labels, names)
     left_out: list[str] = []
     if options.text is not None:
@@ -97,11 +98,10 @@ def choose_columns(
     else:
         text, left_out = guess_text(path, sample, {*special, *named})
     labels = named or _guess_labels(path, sample, {*special, *text})
-    if len(labels) > 1:
-        chosen = Columns(text=text, labels="", indicators=labels, split=plain.get(SPLIT))
-        return replace(chosen, group=group), left_out
     chosen = Columns(text=text, labels=labels[0], split=plain.get(SPLIT), group=group)
-    if options.labels is None:
+    if len(labels) > 1:
+        chosen = replace(chosen, labels="", indicators=labels)
+    elif options.labels is None:
         ids = None if plain.get(IDS) == labels[0] else plain.get(IDS)
         chosen = replace(chosen, ids=ids, weights=plain.get(WEIGHTS))
     return chosen, left_out

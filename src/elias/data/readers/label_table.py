@@ -94,25 +94,17 @@ def read_label_table(
     rows: list[tuple[str, str, Sequence[str], str, Sequence[str]]] = []
     line_of: dict[str, int] = {}
     for chunk in table.chunks("", list(columns.values()), ()):
-        cells = {
-            part: chunk.texts((columns[part],)) if part in columns else [""] * len(chunk)
-            for part in ("name", "id", "description")
-        }
-        synonyms = _split_list(chunk, columns.get("synonyms"))
-        broader = _split_list(chunk, columns.get("broader"))
-        cells = {
-            part: [cell.strip() for cell in sanitize(column)[0]] for part, column in cells.items()
-        }
-        cells["id"] = list(map(strip_uri, cells["id"]))
-        for row, (name, key) in enumerate(zip(cells["name"], cells["id"], strict=True)):
+        names, descriptions = (_cells(chunk, columns.get(p)) for p in ("name", "description"))
+        synonyms, broader = (_split_list(chunk, columns.get(p)) for p in ("synonyms", "broader"))
+        ids = list(map(strip_uri, _cells(chunk, columns.get("id"))))
+        for row, (name, key) in enumerate(zip(names, ids, strict=True)):
             if not name:
                 raise chunk.error(row, "the label has no name; fill the cell, or remove the row")
             if key and key in line_of:
                 problem = f"id {short_repr(key)} is also in row {line_of[key]}; keep one of them"
                 raise chunk.error(row, problem)
             line_of[key] = chunk.lines[row]
-        columns_of_rows = (cells["name"], cells["id"], synonyms, cells["description"], broader)
-        rows.extend(zip(*columns_of_rows, strict=True))
+        rows.extend(zip(names, ids, synonyms, descriptions, broader, strict=True))
     return LabelTable.from_columns(*zip(*rows, strict=True))
 
 
@@ -174,6 +166,12 @@ def choose_language(path: Path, language: str | None, known: Iterable[str]) -> s
 
 def _plain(name: str) -> str:
     return name.strip().lower().translate(str.maketrans("", "", " _-"))
+
+
+def _cells(rows: Rows, column: str | None) -> list[str]:
+    """Return the stripped cells of a column, or empty strings if there is no such column."""
+    cells = [""] * len(rows) if column is None else rows.texts((column,))
+    return [cell.strip() for cell in sanitize(cells)[0]]
 
 
 def _split_list(rows: Rows, column: str | None) -> Iterable[Sequence[str]]:
