@@ -230,7 +230,7 @@ class Predictions:
         return self._map(lambda array, _: array[:, :k])
 
     def among(self, label_names: Sequence[str]) -> Predictions:
-        """Return the same predictions for a model with more labels.
+        """Return the same predictions, but for a longer list of labels.
 
         ``label_names`` must start with the labels of these predictions.
 

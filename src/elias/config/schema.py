@@ -125,7 +125,7 @@ class EncoderConfig:
     split. φ is the mean over the windows, weighted by their numbers of tokens. Time and memory grow
     with the total number of tokens."""
     bottleneck: int | None = None
-    """transformer: project φ to this width; None keeps the width of the transformer."""
+    """transformer: dimension to which φ(x) is projected; None keeps the one of the transformer."""
     gradient_checkpointing: bool = False
     """transformer: compute activations again in the backward pass, which saves memory and costs
     time."""
@@ -135,9 +135,9 @@ class EncoderConfig:
     """transformer, on a GPU: ``on`` compiles the layers with torch.compile. That takes some seconds
     at the start of training, or after a saved model has predicted many texts."""
     dim: int = 256
-    """bag: D, the width of φ."""
+    """bag: D, the dimension of the embedding φ(x)."""
     hidden_dim: int = 512
-    """bag: the width inside the residual block."""
+    """bag: the dimension of the hidden layer in the residual block."""
     char_ngrams: tuple[int, int] = (3, 5)
     """bag: shortest and longest character n-gram; (0, 0) for words only."""
     min_count: int | None = None
@@ -256,7 +256,7 @@ class StageConfig:
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None
-    """Points per step."""
+    """Number of points per training step."""
     cluster_with_encoder: bool | None = None
     """Cluster the labels again at the start of the stage, by φ and the bag of words."""
     keep_labels: bool | None = None

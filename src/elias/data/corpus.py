@@ -45,7 +45,8 @@ class Split:
     features: csr_matrix | None = None
     """(N, D_bow) sparse features from the source, or None."""
     filters: NDArray[np.int64] | None = None
-    """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
+    """(M, 2) pairs (point, label) that must not be predicted, e.g. a product as similar to
+    itself."""
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
     rows: NDArray[np.int64] | None = None

@@ -21,9 +21,9 @@ _MAX_GRAPHS = 32  # further shapes run eagerly
 
 Result = TypeVar("Result")
 Capture: TypeAlias = Callable[[Callable[[], Result]], tuple[Callable[[], object], Result]]
-"""Function that captures another function, and returns a function that replays it, and its result.
+"""Type of a function that captures another function as a CUDA graph.
 
-Each replay overwrites the result in place.
+It returns a function that replays the graph, and the result, which each replay overwrites.
 """
 
 

@@ -204,9 +204,9 @@ class SearchGraphs:
     max_padded_tokens: int = 4_096
     """Maximum number of tokens in a partial batch that is padded with empty texts."""
     recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder
-    """Takes a device and returns the function that captures graphs on it."""
+    """Function that returns the capture function of a device."""
     supported: Callable[[EliasModel], bool] = can_capture
-    """Takes a model and returns True if its searches can be captured."""
+    """Function that returns True if the searches of a model can be captured."""
     by_model: MutableMapping[EliasModel, _ModelGraphs] = field(default_factory=WeakKeyDictionary)
     _n_predicted: MutableMapping[EliasModel, int] = field(default_factory=WeakKeyDictionary)
 

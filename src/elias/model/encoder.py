@@ -65,11 +65,11 @@ class TextEncoder(nn.Module):
 
 
 class BagEncoder(TextEncoder):
-    """φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), with h the tf-idf weighted sum of word vectors.
+    """Bag-of-words encoder: a tf-idf weighted sum of word vectors, and a residual block.
 
-    The vectors of words and n-grams are trained from scratch. A text without known words has the
-    same embedding as an empty text. Without a featurizer, the sparse features of a corpus take
-    the place of words.
+    φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), where h is the weighted sum. The vectors of words and
+    n-grams are trained from scratch. A text without known words has the same embedding as an empty
+    text. Without a featurizer, the sparse features of a corpus take the place of words.
     """
 
     uses_numba = True

@@ -58,11 +58,12 @@ _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta"
 
 
 class TransformerEncoder(TextEncoder):
-    """φ(x) = dropout(W·pool(transformer(x))), with CLS or mean pooling.
+    """Encoder that fine-tunes a pretrained transformer, with CLS or mean pooling.
 
-    Without a ``bottleneck``, W is omitted. The pooling layer of the pretrained model is not used.
-    A text of more than ``max_length`` tokens is split into at most ``windows`` windows, each with
-    the special tokens of the model. Its pool(·) is the mean over windows, weighted by their tokens.
+    φ(x) = dropout(W·pool(transformer(x))). Without a ``bottleneck``, W is omitted. The pooling
+    layer of the pretrained model is not used. A text of more than ``max_length`` tokens is split
+    into at most ``windows`` windows, each with the special tokens of the model. Its pool(·) is the
+    mean over windows, weighted by their tokens.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:

@@ -53,7 +53,7 @@ _PATTERNS = {
     "><": re.compile(r"(?:<[^<>]+>\s*)+"),
     "#": re.compile(r"(?:#[^#\s]+\s*)+"),
 }
-"""Separators that are recognised by the form of all cells, and this form."""
+"""Separators that are recognised if all cells match a pattern, and this pattern."""
 LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
 """Examples of cells with a recognised separator, for messages."""
 _SAMPLED_CELLS = 50_000  # number of cells whose parts are counted

@@ -68,7 +68,7 @@ KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")
 FULL_TEXT = "full-text"
 _DELIMITED = ("csv", "tsv", "xlsx")
 _SUBJECTS = (".tsv", ".key")
-"""Suffixes of the subject files of a document, in order of preference."""
+"""Suffixes of the file with the subjects of a document, in order of preference."""
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")

@@ -294,7 +294,7 @@ def lf_points_file(folder: Path, split: str) -> Path | None:
 
 
 class LfReader(base.IdReader):
-    """Reads a folder of JSON lines with label ids."""
+    """Reads an LF folder: JSON lines with texts and label ids, and the titles of the labels."""
 
     format = "lf"
 
