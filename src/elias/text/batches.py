@@ -96,19 +96,16 @@ class HostCopy(NamedTuple):
     """A tensor that is being copied from a GPU to the host."""
 
     tensor: Tensor
-    done: torch.cuda.Event | None
+    done: torch.cuda.Event
 
     def wait(self) -> Tensor:
         """Return the tensor when the copy is complete."""
-        if self.done is not None:
-            self.done.synchronize()
+        self.done.synchronize()
         return self.tensor
 
 
 def copy_to_host(tensor: Tensor) -> HostCopy:
-    """Start an asynchronous copy of a tensor to the host."""
-    if not tensor.is_cuda:
-        return HostCopy(tensor, None)
+    """Start an asynchronous copy of a tensor from a GPU to the host."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
