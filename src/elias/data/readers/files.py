@@ -38,7 +38,7 @@ MAX_LINE = 256 << 20
 """Maximum number of bytes in a line, and of characters in a table cell or a document."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte-order marks of UTF-16."""
-IS_UTF16 = "is encoded as UTF-16; save it as UTF-8, or pass encoding=utf-16"
+IS_UTF16 = "is UTF-16; save it as UTF-8, or pass encoding=utf-16"
 EMPTY = "is empty; give a file with a row for each text"
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 16
