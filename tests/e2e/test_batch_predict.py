@@ -238,7 +238,7 @@ def test_chunks_of_different_requests_are_not_mixed(model, table, tmp_path):
         predict_file(stopping, task, top_k=2)
     table.write_text(table.read_text().replace("vepi", "roda"))
 
-    with pytest.raises(DataError, match="begun with another input, another options; run"):
+    with pytest.raises(DataError, match="used another input, another options; run"):
         predict_file(model, task, top_k=3)
     anew = FileTask.plan(task.source, task.out, chunk_size=2, overwrite=True)
     done = predict_file(model, anew, top_k=3)

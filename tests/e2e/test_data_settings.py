@@ -161,7 +161,7 @@ def test_pruning_a_model_measures_the_test_points_of_its_training(film_run, film
 
     assert result.code == 0, result.err
     assert HOW in result.err
-    assert "was trained on other points" not in result.err
+    assert "was trained on another corpus" not in result.err
 
 
 def test_a_report_reads_the_data_of_a_model_alone_with_one_option_given(film_run, films, tmp_path):

@@ -152,7 +152,7 @@ def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp
     assert result.code == 0
     assert "tenth of the labels" not in result.out
     assert "on the 60 test points" in result.err
-    assert "of these texts are training texts" in result.err
+    assert "the model was trained on about" in result.err
     assert counts == {""}
 
 
@@ -165,7 +165,7 @@ def test_other_data_of_the_same_size_is_distinguished_from_the_training_data(
 
     assert not set(LEFT_OUT) & set(actual)
     assert "all 300 points are evaluated" in message
-    assert "% of these texts are training texts of the model" in message
+    assert "% of these texts, so its metrics on new texts may be lower" in message
 
 
 def test_points_that_were_all_trained_on_are_scored_only_on_request(table, tmp_path):
@@ -341,7 +341,7 @@ def test_groups_of_labels_are_by_frequency_broader_label_or_file(grouped, corpus
     for name in ("frequency", str(sets)):
         assert sum(row["pairs"] for row in groups[name]) == n_pairs
     assert {row["group"] for row in groups[str(sets)]} == {"even", "odd"}
-    assert "1 labels are not labels of the model" in err
+    assert "the model does not have 1 of its labels" in err
     assert metrics["hP@1"] >= metrics["P@1"]
 
 

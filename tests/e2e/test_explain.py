@@ -53,7 +53,7 @@ def test_people_get_a_table_on_stdout_and_its_meaning_on_stderr(run, text):
     assert "p = classifier · path" in result.err
     (header,) = (line.split() for line in lines if line.startswith((" prob", "prob")))
     assert header[:5] == ["prob", "ranker", "name", "calibrated", "p"]
-    assert "It grows with calibrated + p · ranker" in result.err
+    assert "Labels are ranked by calibrated + p · ranker" in result.err
     assert "score" not in result.err  # no such column
     assert "the similarity of the label's name and the text" in result.err
 

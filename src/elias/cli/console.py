@@ -38,14 +38,14 @@ STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10
 """Metrics shown for each training stage."""
 _FORMATS = {int: ",", float: ",.2f"}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_UNWRAPPED = 10_000  # columns
+_UNWRAPPED = 10_000  # width in columns, so that no line is wrapped
 
 _library_logger = logging.getLogger("elias")
 _logger = logging.getLogger(__name__)
 
 
 class _ConsoleHandler(logging.Handler):
-    """Write log lines above the progress bars, unwrapped, so that each record is one line."""
+    """Write log records above the progress bars, each on one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -174,8 +174,8 @@ def stage_table(
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
-    the model's threshold, if it has one. The heading names measured components of the ranker that
-    the model, with these ``components``, was saved without.
+    the model's threshold, if it has one. ``components`` are those of the saved model. The heading
+    names components that were measured, but are not saved because they did not help.
     """
     from elias.report.report import COMPONENTS
 
@@ -189,7 +189,7 @@ def stage_table(
     left_out = {*COMPONENTS} & {*stages} - {*components} if components is not None else {}
     if left_out:
         about += (
-            f" ({', '.join(COMPONENTS[name] for name in stages if name in left_out)}: left out)"
+            f" ({', '.join(COMPONENTS[name] for name in stages if name in left_out)}: not saved)"
         )
     shown: list[RenderableType] = [
         f"On the {split} split, in percent{about}:",
@@ -228,7 +228,7 @@ def likelihood(probability: float | None, score: float) -> str:
 
 
 def program() -> str:
-    """Return how to call this program in the user's shell: ``elias``, or ``.venv/bin/elias``."""
+    """Return the command that starts this program, such as ``elias`` or ``.venv/bin/elias``."""
     called = Path(sys.argv[0])
     if called.name != "elias" or not called.is_file():
         return "elias"
@@ -266,7 +266,7 @@ def _percent(value: float | None) -> str:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print errors that the user can fix as one line and exit. Let other exceptions through."""
+    """Print errors that the user can fix as one line, and exit. Other exceptions are raised."""
     try:
         yield
         sys.stdout.flush()
@@ -300,9 +300,9 @@ def _discard_stdout() -> None:
 
 
 def report_error(error: BaseException) -> None:
-    """Print an `EliasError` immediately, and at most once.
+    """Print an `EliasError` immediately, unless it was printed before.
 
-    `torchrun` kills all processes as soon as one exits, so an error printed at exit can be lost.
+    `torchrun` kills all processes as soon as one exits, so an error printed at exit may be lost.
     """
     if isinstance(error, EliasError) and not error.reported:
         error.reported = True
@@ -316,7 +316,7 @@ _READING = "text|labels|separator|group|encoding|language"
 
 
 def name_options(message: str) -> str:
-    """Replace arguments of Python functions in a message by options of the command line.
+    """Replace Python arguments in an error message by the options of the command line.
 
     >>> name_options("holds a finished run; use overwrite=True or another out=")
     'holds a finished run; use --overwrite or another --out'

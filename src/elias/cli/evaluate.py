@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 RECALL_KS = (10, 20, 100)
-_MIN_FOR_DECILES = 100  # labels
-_N_GROUPS = 10  # shown
-_SAME = 0.01  # percent; metrics on other hardware may differ by less
-_NOTICEABLE = 0.05  # share of training texts from which a warning is printed
+_MIN_FOR_DECILES = 100  # minimum number of labels to show recall by decile
+_N_GROUPS = 10  # number of groups shown
+_SAME = 0.01  # percentage points; metrics on other hardware may differ by less
+_NOTICEABLE = 0.05  # minimum share of training texts for a warning
 
 
 @options.expand_groups
@@ -55,7 +55,7 @@ def evaluate(
         list[str] | None,
         Option(
             metavar="COLUMN|frequency|broader|FILE",
-            help="Also measure groups: of points, or of labels; repeatable.",
+            help="Also measure groups of points or of labels; repeatable.",
         ),
     ] = None,
     hierarchy: Annotated[
@@ -82,9 +82,7 @@ def evaluate(
                 model.threshold(threshold, component)  # raises errors before the search
             top_k = max(*ks, *RECALL_KS)
             predictions = model.predict_split(points, top_k=top_k, component=component)
-            cross_fitted = _cross_fitted_metrics(model, corpus, split, component)
         else:
-            cross_fitted = {}
             predictions = _read_predictions(predictions_file, model, split, len(points), threshold)
     if not world.is_rank0:
         return
@@ -94,72 +92,67 @@ def evaluate(
     predictions, truth = predictions.among(corpus.label_names), points.labels
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
-    has_probabilities = predictions.probabilities is not None
     a, b = model.config.eval.propensity
     metrics: dict[str, float] = elias.evaluate(
         predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
     )
-    _note_fitted_points(metrics, cross_fitted)
+    if predictions_file is None:
+        _note_fitted_points(metrics, model, corpus, split, component)
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
         metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
-    assigned, decided, rule = None, {}, threshold or "f1"
-    if has_probabilities or threshold is not None:
-        lowest = model.threshold(rule, component)
-        assigned = model.assign(predictions, rule, component)
-        decided = measures.f1_metrics(assigned, truth)
-    near: dict[str, float] = {}
+    results: dict[str, dict[str, Any]] = {"metrics": metrics}
     if hierarchy:
         broader = corpus.label_table.broader_matrix()
-        near = measures.hierarchy_metrics(predictions, truth, broader, ks)
+        results["hierarchy"] = measures.hierarchy_metrics(predictions, truth, broader, ks)
+    assigned, rule, described = None, threshold or "f1", ""
+    has_probabilities = predictions.probabilities is not None
+    if has_probabilities or threshold is not None:
+        lowest = model.threshold(rule, component)
+        described = f"score from {lowest:g}"
+        if has_probabilities:
+            described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
+        assigned = model.assign(predictions, rule, component)
+        results["f1"] = {"threshold": lowest, **measures.f1_metrics(assigned, truth)}
+    if has_probabilities:
+        results["errors"] = _calibration_errors(predictions, truth)
     thresholds = _compare_thresholds(model, predictions, truth, rule)
-    weakest = {
+    by_group = {
         name: measures.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
         if isinstance(group, list)
         else measures.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
         for name, group in groups.items()
     }
-    errors = _calibration_errors(predictions, truth) if has_probabilities else {}
     if per_label is not None:
         rows = measures.per_label(predictions, truth, frequencies, ks[-1], assigned)
         _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
     if as_json:
-        known = {"threshold": lowest} if decided else {}
-        values = {**metrics, **near, **known, **decided, **errors}
-        result: dict[str, Any] = {name: round(value, 4) for name, value in values.items()}
-        more = {"thresholds": thresholds, "groups": weakest}
-        console.print_json(result | {name: value for name, value in more.items() if value})
+        values = {k: round(v, 4) for part in results.values() for k, v in part.items()}
+        more = {"thresholds": thresholds, "groups": by_group}
+        console.print_json(values | {name: value for name, value in more.items() if value})
         return
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
-    console.print_out(console.metrics_table(metrics))
-    if decided:
-        described = f"score from {lowest:g}"
-        if has_probabilities:
-            described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
-        title = f"labels assigned by --threshold {rule} ({described}):"
-        console.print_out("", title, console.f1_table(decided))
-    else:
-        console.note(
-            "no F1: these predictions have no probabilities to choose a threshold by; give "
-            "--threshold a score, or add probabilities to the model with elias calibrate"
-        )
-    _print_details(thresholds, near, weakest)
-    if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
-        k = RECALL_KS[-1]
-        shares = measures.recall_by_decile(predictions, truth, frequencies, k=k)
-        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
-        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
-    if errors:
-        listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
-        console.print_out("", f"calibration error: {listed}")
+    deciles = _recall_by_decile(predictions, truth, frequencies)
+    _print_tables(results, f"--threshold {rule} ({described})", thresholds, by_group, deciles)
+
+
+def _recall_by_decile(
+    predictions: elias.Predictions, truth: csr_matrix, frequencies: NDArray[np.int64] | None
+) -> list[float]:
+    """Return the contribution of each label decile to R@100, or nothing for few labels."""
+    from elias.metrics import recall_by_decile
+
+    if frequencies is None or len(frequencies) < _MIN_FOR_DECILES:
+        return []
+    return list(recall_by_decile(predictions, truth, frequencies, k=RECALL_KS[-1]))
 
 
 def _compare_thresholds(
     model: elias.Elias, predictions: elias.Predictions, truth: csr_matrix, rule: str
 ) -> dict[str, dict[str, float]]:
-    """Return `f1_metrics` with one threshold and with thresholds of single labels.
+    """Return `f1_metrics` with one threshold for all labels, and with a threshold per label.
 
-    The result is empty if the model has none, or if another rule is wanted.
+    The result is empty if the model has no thresholds per label, or if the user chose another rule.
     """
     from elias.metrics import f1_metrics
     from elias.rerank.probabilities import PER_LABEL
@@ -171,7 +164,7 @@ def _compare_thresholds(
 
 
 def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
-    """Return the calibration error of probabilities and of scores."""
+    """Return the calibration errors of the probabilities and of the raw scores."""
     from elias.rerank.probabilities import ECE_AT
 
     return {
@@ -180,23 +173,40 @@ def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> di
     }
 
 
-def _print_details(
+def _print_tables(
+    results: Mapping[str, Mapping[str, float]],
+    rule: str,
     thresholds: Mapping[str, Mapping[str, float]],
-    near: Mapping[str, float],
-    weakest: Mapping[str, list[dict[str, Any]]],
+    by_group: Mapping[str, list[dict[str, Any]]],
+    deciles: Sequence[float],
 ) -> None:
+    console.print_out(console.metrics_table(results["metrics"]))
+    if f1 := results.get("f1"):
+        console.print_out("", f"labels assigned by {rule}:", console.f1_table(f1))
+    else:
+        console.note(
+            "no F1: these predictions have no probabilities to choose a threshold by; give "
+            "--threshold a score, or add probabilities to the model with elias calibrate"
+        )
     if thresholds:
         cells = [
             [name, *(f"{of[f'{average}-F1']:.2f}" for average in ("micro", "macro"))]
             for name, of in thresholds.items()
         ]
-        title = "F1 in percent with one threshold, and with thresholds of single labels:"
+        title = "F1 in percent with one threshold for all labels, and with a threshold per label:"
         console.print_out("", title, console.columns(["--threshold", "micro", "macro"], cells))
-    if near:
+    if credited := results.get("hierarchy"):
         title = "with credit for broader and narrower labels:"
-        console.print_out("", title, console.metrics_table(near))
-    for name, group_rows in weakest.items():
+        console.print_out("", title, console.metrics_table(credited))
+    for name, group_rows in by_group.items():
         console.print_out("", *_group_table(name, group_rows))
+    if deciles:
+        k = RECALL_KS[-1]
+        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
+        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in deciles))
+    if errors := results.get("errors"):
+        listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
+        console.print_out("", f"calibration error: {listed}")
 
 
 def _find_groups(
@@ -233,7 +243,7 @@ def _find_groups(
 
 
 def _check_broader(model: elias.Elias) -> None:
-    """Raise `DataError` if a model does not know broader labels."""
+    """Raise a `DataError` if the model has no broader labels."""
     if model.label_table.broader is None:
         raise DataError(
             "the model does not know which labels are broader; train it with --label-table and a "
@@ -242,7 +252,7 @@ def _check_broader(model: elias.Elias) -> None:
 
 
 def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
-    """Read a table of labels (ids or names) and their sets, in its first two columns."""
+    """Read a table whose first two columns are a label (id or name) and the set it belongs to."""
     from elias.data.load import detect_file
     from elias.data.readers.table import KINDS, TableFile
 
@@ -258,9 +268,9 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
         if label is not None:
             sets.setdefault(name, []).append(label)
     if not sets:
-        raise DataError(f"{path}: none of its labels, such as {pairs[0][0]!r}, is one of the model")
+        raise DataError(f"{path}: the model has none of its labels, such as {pairs[0][0]!r}")
     if None in matches:
-        console.note(f"{path}: {matches.count(None):,} labels are not labels of the model")
+        console.note(f"{path}: the model does not have {matches.count(None):,} of its labels")
     return sets
 
 
@@ -269,7 +279,7 @@ def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
     from elias.metrics import MIN_GROUP, large_groups
 
     if not rows:
-        return f"groups by {name}:", "  none has a label of these points"
+        return f"groups by {name}:", "  no label of these points belongs to a group"
     large = large_groups(rows)
     shown = large[:_N_GROUPS]
     size = "points" if "points" in rows[0] else "true pairs"
@@ -362,24 +372,23 @@ def calibrate(
     console.print_out(console.grid(probability_rows(results)))
 
 
-def _cross_fitted_metrics(
-    model: elias.Elias, corpus: elias.Corpus, split: str, component: str
-) -> dict[str, float]:
-    """Return what training measured on validation points, if parts were fitted on these points.
+def _note_fitted_points(
+    metrics: Mapping[str, float],
+    model: elias.Elias,
+    corpus: elias.Corpus,
+    split: str,
+    component: str,
+) -> None:
+    """Print a note if metrics are too high because the ranker was fitted on the same points.
 
-    Training measures each point by a ranker and a calibration that were fitted on other points.
+    Training recorded the metrics of the same points by cross-fitting, which is not biased.
     """
     trained_on = model.metadata.get("data", {}).get("splits", {}).get("train", {}).get("points")
     if split != "validation" or component == model.components[0] or trained_on != len(corpus.train):
-        return {}
+        return
     recorded = model.metadata.get("metrics", {}).get(component, {}).get(split) or {}
-    return {name: value for name, value in recorded.items() if value is not None}
-
-
-def _note_fitted_points(metrics: Mapping[str, float], cross_fitted: Mapping[str, float]) -> None:
-    """Print a note if metrics are higher than the cross-fitted ones of the same points."""
-    for name, value in cross_fitted.items():
-        if metrics.get(name, 0.0) > value + _SAME:
+    for name, value in recorded.items():
+        if value is not None and metrics.get(name, 0.0) > value + _SAME:
             console.note(
                 "ranker or calibration were fitted on these points, so the figures are too high: "
                 f"{name} is {metrics[name]:.2f}, but {value:.2f} if fitted on other points, as "
@@ -389,14 +398,14 @@ def _note_fitted_points(metrics: Mapping[str, float], cross_fitted: Mapping[str,
 
 
 def _warn_of_training_texts(points: elias.Split, model: elias.Elias) -> None:
-    """Print a warning if the model was trained on a noticeable share of texts."""
+    """Print a warning if the model was trained on many of the texts."""
     from elias.data.splits import TRAINING_SKETCH, share_in_sketch
 
     share = share_in_sketch(points.texts or [], model.metadata.get(TRAINING_SKETCH, ""))
     if share >= _NOTICEABLE:
         console.warn(
-            f"about {share:.0%} of these texts are training texts of the model, whose metrics say "
-            "little about new texts; give other texts"
+            f"the model was trained on about {share:.0%} of these texts, so its metrics on new "
+            "texts may be lower; give other texts"
         )
 
 
@@ -429,8 +438,8 @@ def choose_points(
         if split == "test" and corpus.test is None:
             if is_training_data:
                 raise DataError(
-                    f"{source}: the model was trained on all {n_points:,} points, so none is left "
-                    "to test on; give other data, or evaluate with --split train"
+                    f"{source}: the model was trained on all {n_points:,} points, so there are no "
+                    "test points; give other data, or evaluate with --split train"
                 )
             console.note(
                 f"{source}: has no test split, so all {n_points:,} points are evaluated, without "
@@ -445,7 +454,10 @@ def choose_points(
         # Keep the whole training split, because propensities are computed on all of it.
         _, held_out = validation_split(corpus, model.config)
         if held_out is None:
-            raise DataError(f"{source}: has no validation split, and the run held none out")
+            raise DataError(
+                f"{source}: has no validation split, and training held out no points; use "
+                "--split test"
+            )
         corpus = corpus.with_splits(validation=held_out)
     corpus = corpus.align_labels(model.label_names)
     if split == "test":

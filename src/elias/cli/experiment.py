@@ -89,7 +89,7 @@ class Experiment:
             "--seeds": self.seeds,
         }
         if conflicts := [option for option, value in training.items() if value]:
-            raise ConfigError(f"{conflicts[0]} has no effect on a trained --model; drop one")
+            raise ConfigError(f"{conflicts[0]} has no effect on a trained --model; leave one out")
         model = elias.Elias.from_pretrained(path, device=self.device)
         corpus = self.reading.read_as_trained(self.data, model, test_size=self.test_size or 0)
         if self.test_size is None and list(corpus.splits) == ["train"]:
@@ -97,7 +97,7 @@ class Experiment:
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
-                f"{self.data}: its labels are not those of {path}; give its training corpus"
+                f"{self.data}: has other labels than {path}; give the training corpus of the model"
             )
         setting = Setting.of(
             model.config, corpus, self.out, device=self.device, overwrite=self.overwrite
@@ -105,12 +105,12 @@ class Experiment:
         recorded = model.metadata.get("data", {}).get("splits", {})
         if not same_statistics(setting.data["splits"], recorded):
             console.warn(
-                f"{path} was trained on other points, which may include some of the test points"
+                f"{path} was trained on another corpus, which may include some of the test points"
             )
         return model, setting
 
     def run(self, plan: Plan) -> None:
-        """Run the plan, then print its table and the reasons for missing numbers."""
+        """Run an experiment, then print its table and the reasons for missing numbers."""
         from elias.experiments import run_experiment
 
         try:

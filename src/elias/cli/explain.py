@@ -57,7 +57,7 @@ def explain(
     member: Annotated[int, Option(min=0, help="Ensemble member to explain, counted from 0.")] = 0,
     words: Annotated[
         bool | None,
-        Option(help="Leave out each word to measure its effect (default: only for a TEXT given)."),
+        Option(help="Leave out each word to measure its effect (default: only for TEXT)."),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
@@ -112,13 +112,11 @@ def _legend(model: elias.Elias, member: int) -> str:
     if model.others:
         score = f"the mean of the members' {score}"
     if model.probabilities is not None:
-        lines.append(f"prob is the probability of the label. It grows with {score}, which ranks.")
+        lines.append(f"prob is the probability of the label. Labels are ranked by {score}.")
     elif score != "p":
-        lines.append(f"score = {score}, which ranks.")
+        lines.append(f"Labels are ranked by score = {score}.")
     if model.others:
-        lines.append(
-            f"The other columns are of member {member} of {len(model.members)} (--member)."
-        )
+        lines.append(f"The other columns show member {member} of {len(model.members)} (--member).")
     if reranker is not None and reranker.calibration is not None:
         lines.append(CALIBRATED.format("" if reranker.by_name is None else ", name"))
         if reranker.by_name is not None:
@@ -132,7 +130,7 @@ def _label_table(explanation: elias.Explanation, *, averaged: bool) -> Table:
 
     Args:
         explanation: The explanation of the text.
-        averaged: The score is the mean of several members, so that it is not p.
+        averaged: Whether the score is the mean of several members and therefore not p.
     """
     from rich import box
     from rich.table import Table

@@ -119,7 +119,7 @@ def remove(
     out: NewModel,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Remove labels. The numbers of later labels move up."""
+    """Remove labels. The remaining labels are renumbered."""
     from elias.cli.predict import parse_labels
 
     loaded = elias.Elias.from_pretrained(model, device="cpu")

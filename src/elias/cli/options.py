@@ -32,7 +32,7 @@ TestSize = Annotated[
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Test points; 0: none (default: a fifth of data without splits).",
+        help="Test points; 0 for none (default: a fifth, if DATA has no test split).",
     ),
 ]
 DeviceName = Annotated[
@@ -40,7 +40,9 @@ DeviceName = Annotated[
 ]
 Component = Annotated[
     str | None,
-    Option(metavar="NAME", help="Last component: stage2, rerank, calibrate, names (default: all)."),
+    Option(
+        metavar="NAME", help="Last component: stage2, rerank, calibrate or names (default: all)."
+    ),
 ]
 TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Number of labels per text.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
@@ -100,7 +102,7 @@ class ConfigOptions:
         return config.override(dict(map(parse_override, self.changes or [])))
 
     def note_defaults(self) -> None:
-        """Say that the defaults are used, if neither a preset nor a file is given."""
+        """Print a note that the defaults are used, if neither a preset nor a file is given."""
         if self.preset is None and self.config_file is None:
             console.note("no --preset and no --config: the defaults are used")
 
@@ -118,7 +120,7 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Equal cells stay in one split (default: near-duplicate texts).",
+            help="Keep rows with equal cells in one split (default: near-duplicate texts).",
         ),
     ] = None
     no_header: Annotated[
@@ -135,7 +137,7 @@ class CorpusOptions:
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the options as arguments of `load_corpus`, None if an option is not given."""
+        """Return the options as arguments of `load_corpus`. Options not given are None."""
         values = asdict(self)
         return {"header": False if values.pop("no_header") else None, **values}
 
@@ -150,7 +152,7 @@ class CorpusOptions:
         columns = self.arguments()
         table, language = columns.pop("label_table"), columns.pop("language")
         if table is None and model.label_table.ids is not None:
-            table = model.label_table  # the points may have ids in place of names
+            table = model.label_table  # the corpus may have label ids instead of names
         options = training_options(path, model.data_settings, columns)
         labels = {"label_table": table, "language": language}
         return CorpusOptions().read(path, test_size=test_size, **labels, **options)
@@ -159,7 +161,7 @@ class CorpusOptions:
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options for reading a file. Options not given are those of the training data."""
+    """Return the options for reading a file: the given ones, or those of the training data."""
     from elias.data.load import reading_options
 
     options = reading_options(path, settings, columns)

@@ -100,7 +100,7 @@ def predict(
         )
 
     with join_world(device) as world:
-        # Check the texts and the output before the model is loaded.
+        # Report errors of the texts and the output before the model is loaded.
         source = world.run_on_rank0(open_texts)
         loaded = elias.Elias.from_pretrained(model, device=device, world=world)
         if loaded.model.encoder.reads_features:
@@ -110,7 +110,7 @@ def predict(
             )
         component = loaded.check_component(component)
         if threshold is not None:
-            loaded.threshold(threshold, component)  # an error before the texts are read
+            loaded.threshold(threshold, component)  # raises errors before the texts are read
         arguments = {
             "top_k": top_k,
             "threshold": threshold,
@@ -133,7 +133,7 @@ def predict(
 
 
 def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> None:
-    # Nothing appears on stdout, so log the progress even where there is no terminal for a bar.
+    # Log the progress if there is no terminal for a progress bar, because stdout shows nothing.
     console.set_up(verbose=console.is_verbose(), quiet=console.is_quiet(), log_steps=True)
     start = time.monotonic()
     done = elias.predict_file(model, task, **arguments)
@@ -156,7 +156,7 @@ def _write_stdout(
     if sys.stdout.isatty():
         progress.enable(False)  # a bar would mix with the results
     count = 0
-    # One bar for all texts, none for each chunk.
+    # Show one progress bar for all texts, and none for each chunk.
     with progress.progress("Predicting") as advance, progress.progress_disabled():
         for chunk in chunks(rows, size):
             texts, _ = sanitize([row.text for row in chunk])
@@ -183,7 +183,7 @@ def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]
     width = shutil.get_terminal_size().columns
     lines = [title if len(title) <= width else f"{title[: width - 1]}…"]
     if any(label.get("probability") is None for label in labels):
-        lines.append(f"{'score':>6}  label")  # it may look like a probability
+        lines.append(f"{'score':>6}  label")  # otherwise a score may look like a probability
     for label in labels:
         share = console.likelihood(label.get("probability"), label["score"])
         lines.append(f"{share:>6}  {console.one_line(label['label'])}")
@@ -249,7 +249,7 @@ def _stdin_lines() -> Iterator[str]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            problem = describe_utf8_error(error).partition(", or pass")[0]  # files alone have it
+            problem = describe_utf8_error(error).partition(", or pass")[0]  # an option for files
             raise DataError(f"stdin:{number}: {problem}") from None
         yield line.rstrip("\n").rstrip("\r")
 

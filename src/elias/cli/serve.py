@@ -11,10 +11,10 @@ from elias.cli import options
 from elias.config.io import HUB_PREFIX
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_examples, read_keys
 
-_DEFAULTS = Limits()
 
-
+@options.expand_groups
 def serve(
+    *,
     model: Annotated[
         str,
         Argument(metavar="MODEL", help="A saved model, a run folder, or hf://user/model@revision."),
@@ -23,7 +23,7 @@ def serve(
     host: Annotated[str, Option(help="Address; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     host_name: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="Name in URLs of this server, besides localhost; repeatable."),
+        Option(metavar="NAME", help="Host name of this server, besides localhost; repeatable."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
@@ -38,31 +38,12 @@ def serve(
     examples: Annotated[
         Path | None, Option(metavar="FILE", help="Example texts for the page, one per line.")
     ] = None,
-    max_inputs: Annotated[int, Option(min=1, help="Texts per request.")] = _DEFAULTS.max_inputs,
-    max_text: Annotated[int, Option(min=1, help="Characters per text.")] = _DEFAULTS.max_text,
-    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = _DEFAULTS.max_body,
-    max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = _DEFAULTS.max_batch,
-    max_queue: Annotated[
-        int, Option(min=1, help="Waiting texts per worker; if exceeded, status 429.")
-    ] = _DEFAULTS.max_queue,
-    max_connections: Annotated[
-        int, Option(min=1, help="Open connections per worker.")
-    ] = _DEFAULTS.max_connections,
-    timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = _DEFAULTS.timeout,
+    limits: Limits,
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
     """Serve a model over HTTP, with a page at / to try it. SIGHUP reloads the model."""
     check_installed()
-    limits = Limits(
-        max_inputs=max_inputs,
-        max_text=max_text,
-        max_body=max_body,
-        max_batch=max_batch,
-        max_queue=max_queue,
-        max_connections=max_connections,
-        timeout=timeout,
-    )
     settings = ServeSettings(
         model=model if model.startswith(HUB_PREFIX) else Path(model),
         host=host,

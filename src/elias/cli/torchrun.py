@@ -22,18 +22,18 @@ DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
 
 
 def check_single_process(command: str | None) -> None:
-    """Check that `torchrun` did not start several processes of a command that cannot share work.
+    """Raise an error if `torchrun` started several processes of a command that needs only one.
 
     Raises:
-        ConfigError: If there are several processes and the command cannot share its work.
+        ConfigError: If there are several processes, and the command cannot divide its work.
     """
     size = os.environ.get("WORLD_SIZE", "1")
     # `elias.distributed.launched_rank` does the same, but its import would load torch for --help.
     launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     if command not in DISTRIBUTED_COMMANDS and launched and size.isdigit() and int(size) > 1:
         raise ConfigError(
-            f"elias {command}: each of the {size} processes of torchrun would do the same; run it "
-            f"without torchrun (only {', '.join(DISTRIBUTED_COMMANDS)} share the work)"
+            f"elias {command}: cannot be divided among the {size} processes of torchrun; run it "
+            f"without torchrun (only {', '.join(DISTRIBUTED_COMMANDS)} support several processes)"
         )
 
 
@@ -58,9 +58,9 @@ def join_world(device: str) -> Iterator[World]:
 
 @contextmanager
 def shared_predict(world: World, model: elias.Elias) -> Iterator[Callable[..., elias.Predictions]]:
-    """Yield a variant of `Elias.predict` for rank 0 that sends its texts to all other ranks.
+    """Yield a function for rank 0 that is like `Elias.predict`, but uses all processes.
 
-    Only rank 0 reads the texts. Meanwhile, the other ranks must run `follow_predict`.
+    Rank 0 reads the texts and broadcasts them. The other ranks must run `follow_predict`.
     """
 
     def predict(texts: Sequence[str], **options: Any) -> elias.Predictions:
@@ -72,13 +72,13 @@ def shared_predict(world: World, model: elias.Elias) -> Iterator[Callable[..., e
 
 
 def follow_predict(world: World, model: elias.Elias, options: Mapping[str, Any]) -> None:
-    """Compute the share of this rank in every prediction that rank 0 makes in `shared_predict`."""
+    """Predict this rank's share of the texts that rank 0 broadcasts in `shared_predict`."""
     while (texts := _broadcast_texts(world, None)) is not None:
         model.predict(texts, **options)
 
 
 def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Wait until rank 0 has read its texts, without a timeout, and return them."""
+    """Wait without a timeout until rank 0 has read its texts, and return them."""
     world.run_on_rank0(lambda: None)
     return world.broadcast(texts)
 

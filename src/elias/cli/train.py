@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elias.training.dry_run import DryRun
 
 
-_SHOWN_SECONDS = 1.0  # of a step, from which the time that it took is printed
+_SHOWN_SECONDS = 1.0  # minimum duration of a step whose time is printed
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -40,7 +40,7 @@ def train(
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, Option(metavar="MODEL", help="Saved model to go on from.")
+        Path | None, Option(metavar="MODEL", help="Saved model to continue training from.")
     ] = None,
     reading: options.CorpusOptions,
     test_size: options.TestSize = None,
@@ -66,7 +66,7 @@ def train(
     if as_json and not dry_run:
         raise ConfigError("--json: only with --dry-run, to print the settings")
     if init_from is not None and configuration.encoder is not None:
-        raise ConfigError("--init-from: the encoder is the saved model's; leave out --encoder")
+        raise ConfigError("--init-from: uses the encoder of the saved model; leave out --encoder")
 
     from elias.distributed import SingleProcess, launched_rank
 
@@ -85,7 +85,7 @@ def train(
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
     target_device = pick_device(device)
     with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
-        # Each of several processes moves its own part to its own GPU.
+        # With several processes, each one later moves its share of the model to its own GPU.
         init_device = "cpu" if world.shards_labels else device
         start = None
         if init_from is not None:
@@ -125,7 +125,7 @@ def train(
 
 
 def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: float) -> None:
-    """Print where the time went, the metrics of each component, the folder and what to try."""
+    """Print timings, metrics of each component, the model folder and commands to try next."""
     console.note(f"finished in {describe_times(model.metadata.get('timings', {}), duration)}")
     metrics = model.metadata.get("metrics", {})
     splits = {split for measured in metrics.values() for split in measured}
@@ -166,7 +166,7 @@ def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text for a shell, in double quotes if it has an apostrophe and they are enough.
+    """Quote a text for a shell. If it has an apostrophe, prefer double quotes.
 
     >>> print(_quoted("a dog's life"), _quoted("five $"))
     "a dog's life" 'five $'
@@ -177,7 +177,7 @@ def _quoted(text: str) -> str:
 def show_plan(given: EliasConfig, config: ResolvedConfig, corpus: elias.Corpus) -> None:
     """Print the sizes of the corpus and the resolved configuration on stderr.
 
-    Settings that ``given`` leaves open are printed with the reason for their value.
+    Settings that are not set in ``given`` are printed with the reason for their value.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     why = reasons(given, config, len(corpus.train), corpus.n_labels)
@@ -188,7 +188,7 @@ def show_plan(given: EliasConfig, config: ResolvedConfig, corpus: elias.Corpus) 
 
 
 def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfig) -> None:
-    """Suggest a pretrained encoder, unless the user chose an encoder or gave a whole file."""
+    """Suggest a pretrained encoder, unless the user chose an encoder or a configuration file."""
     chosen = configuration.encoder is not None or configuration.config_file is not None
     if config.encoder.kind == "bag" and not chosen:
         console.note(
@@ -231,7 +231,7 @@ def _show_estimate(estimate: DryRun) -> None:
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     if estimate.total_seconds:
         rows.append(("all epochs, at most", duration(estimate.total_seconds)))
-        rows.append(("not in this time", "set-up, compilation, validation, ranker and tests"))
+        rows.append(("not included", "set-up, compilation, validation, ranker and tests"))
     console.show(console.grid(rows))
     if estimate.remedies:
         problem = "the run does not fit"
@@ -299,7 +299,7 @@ def tune(
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of a duration.
+    """Convert a duration such as ``1h30m`` to seconds.
 
     >>> parse_duration("1h30m"), parse_duration("45s")
     (5400, 45)

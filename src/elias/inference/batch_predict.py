@@ -221,8 +221,8 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
         differing = []  # no unfinished work, or an unreadable state file
     if differing and not task.overwrite:
         raise DataError(
-            f"{task.out}: was begun with another {', another '.join(differing)}; run the earlier "
-            "command again to resume it, or add overwrite=True to start over"
+            f"{task.out}: an unfinished run used another {', another '.join(differing)}; run the "
+            "earlier command again to resume it, or add overwrite=True to start over"
         )
     for part in task.folder.glob("*.part"):
         part.unlink()

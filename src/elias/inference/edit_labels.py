@@ -1,8 +1,8 @@
 """Add labels to a trained model, and rename, merge and remove labels, without training.
 
-Every function returns a new `Elias` and leaves the given one as it is. Added labels are scored
-beside the index (`elias.rerank.added_labels`), so that the scores of all other labels stay equal.
-Removed and merged labels change the index itself.
+Every function returns a new `Elias` and does not change the given one. Added labels are not part of
+the index (`elias.rerank.added_labels` scores them), so that the scores of all other labels do not
+change. Removing and merging labels changes the index.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from scipy.sparse import csr_matrix, identity, vstack
 
 from elias.data.corpus import Corpus, Split
@@ -71,7 +72,7 @@ def add_labels(
         added = AddedLabels(ids, *parts)
         if member.added is not None:
             added = member.added + added
-        return _copy(member, label_names=labels, added=added)
+        return copy_with(member, label_names=labels, added=added)
 
     return _each_member(elias, add)
 
@@ -82,14 +83,14 @@ def labels_beside(
     examples: Sequence[str] = (),
     example_labels: csr_matrix | None = None,
 ) -> AddedLabels | None:
-    """Return labels of a model as added labels, or None if there are none.
+    """Return the vectors that score labels with few training points by their texts.
 
-    They keep their numbers. Names without a letter are ignored.
+    Labels whose names have no letter are left out. Return None if no label remains.
 
     Args:
         elias: A model that was just trained.
-        few: (L,) mask of the labels, which have no training points or few.
-        examples: Texts that have some of them.
+        few: (L,) mask of the labels with no or few training points.
+        examples: Texts that have some of these labels.
         example_labels: (N, labels in ``few``) labels of each example.
     """
     table = elias.label_table
@@ -158,27 +159,28 @@ def example_texts(
 
 def rename_label(elias: Elias, label: int, name: str) -> Elias:
     """Return a model in which a label has another name. The old one becomes a synonym."""
-    _check_name(name)
+    if not name.strip():
+        raise DataError("a label needs a name that is not empty")
     table = elias.label_table
     old_name, key, synonyms, *rest = list(table.rows())[label]
     others = tuple(dict.fromkeys(s for s in (*synonyms, old_name) if s != name))
     labels = _with_row(table, label, (name, key, others, *rest))
-    return _each_member(elias, lambda member: _copy(member, label_names=labels))
+    return _each_member(elias, lambda member: copy_with(member, label_names=labels))
 
 
 def remove_labels(elias: Elias, labels: Sequence[int]) -> Elias:
-    """Return a model without some labels. The labels after them move up."""
+    """Return a model without some labels. The remaining labels are renumbered."""
     keep = np.ones(elias.n_labels, dtype=bool)
     keep[list(labels)] = False
     if not keep[: elias.model.n_labels].any():
-        raise ModelError("these are all labels that the model was trained on; keep one of them")
+        raise ModelError("these are all the labels that the model was trained on; keep one of them")
     new_ids = np.where(keep, np.cumsum(keep) - 1, -1)
     table = elias.label_table.take(np.flatnonzero(keep).tolist())
     return _each_member(elias, lambda member: _relabel(member, new_ids, table))
 
 
 def merge_labels(elias: Elias, label: int, into: int) -> Elias:
-    """Return a model in which ``label`` is part of ``into``, which keeps its name."""
+    """Return a model in which ``label`` is merged into ``into``, which keeps its name."""
     if label == into:
         raise DataError(f"the label {elias.label_names[label]!r} cannot be merged with itself")
     table = elias.label_table
@@ -195,11 +197,6 @@ def merge_labels(elias: Elias, label: int, into: int) -> Elias:
     return _each_member(elias, lambda member: _relabel(member, new_ids, table))
 
 
-def _check_name(name: str) -> None:
-    if not name.strip():
-        raise DataError("a label needs a name that is not empty")
-
-
 def _with_row(table: LabelTable, label: int, row: tuple[Any, ...]) -> LabelTable:
     rows = list(table.rows())
     rows[label] = row
@@ -207,14 +204,14 @@ def _with_row(table: LabelTable, label: int, row: tuple[Any, ...]) -> LabelTable
 
 
 def _each_member(elias: Elias, edit: Any) -> Elias:
-    """Edit every member of an ensemble alike."""
+    """Apply the same edit to every member of an ensemble."""
     edited: Elias = edit(elias)
     edited.others = tuple(map(edit, elias.others))
     return edited
 
 
-def _copy(elias: Elias, **parts: Any) -> Elias:
-    """Return a copy with other parts. Metrics are left out, because they are of the old labels."""
+def copy_with(elias: Elias, **parts: Any) -> Elias:
+    """Return a copy with some attributes replaced, without the metrics, which no longer apply."""
     edited = copy(elias)
     for name, part in parts.items():
         setattr(edited, name, part)
@@ -227,10 +224,10 @@ def _copy(elias: Elias, **parts: Any) -> Elias:
 
 
 def _relabel(elias: Elias, new_ids: NDArray[np.int64], table: LabelTable) -> Elias:
-    """Return a model whose label i is label ``new_ids[i]``, or removed if that is -1.
+    """Return a model in which label i has the number ``new_ids[i]``; -1 removes the label.
 
-    Labels with the same new id are merged: classifiers are averaged, weighted by frequency, and
-    the shares of their edges are added.
+    Labels with the same new number are merged: their classifiers are averaged, weighted by
+    frequency, and the weights of their edges are added.
     """
     if not elias.model.labels.whole:
         raise ModelError("labels cannot be edited: the model is divided among processes")
@@ -241,7 +238,7 @@ def _relabel(elias: Elias, new_ids: NDArray[np.int64], table: LabelTable) -> Eli
     kept = np.flatnonzero(old_ids >= 0)
     shares = weights / np.bincount(old_ids[kept], weights[kept], n_new)[old_ids]
     mixing = csr_matrix((shares[kept], (old_ids[kept], kept)), shape=(n_new, n_old))
-    return _copy(
+    return copy_with(
         elias,
         model=_relabel_model(elias.model, old_ids, mixing),
         reranker=None if reranker is None else _relabel_ranker(reranker, old_ids, mixing),
@@ -275,19 +272,14 @@ def _relabel_model(model: EliasModel, new_ids: NDArray[np.int64], mixing: csr_ma
 def relabel_graph(graph: LabelGraph, new_ids: torch.Tensor, n_labels: int) -> LabelGraph:
     """Return the graph with other label ids, where -1 removes a label.
 
-    The remaining edges keep their scores. Edges of a cluster to labels that become one are joined:
-    the new edge has the sum of their shares.
+    The remaining edges keep their scores. Edges of a cluster to labels with the same new id become
+    one edge, whose softmax weight is the sum of theirs.
     """
     lookup = torch.cat([new_ids, new_ids.new_full((1,), -1)]).to(graph.edge_labels.device)
     labels, logits = lookup[graph.edge_labels], graph.edge_logits.detach().float().clone()
     removed = (labels < 0) & (graph.edge_labels < graph.n_labels)
     labels = labels.masked_fill(labels < 0, n_labels)
-    removed_log = graph.removed_log
-    if graph.learned and removed.any():
-        total = logits.masked_fill(~removed, -torch.inf).logsumexp(dim=1)
-        if removed_log is not None:
-            total = torch.logaddexp(total, removed_log)
-        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
+    removed_log = log_weight_of_removed(graph, removed) if graph.learned else graph.removed_log
     # sort the slots of each cluster by label, and add every edge to the next one of its label
     order = labels.argsort(dim=1, stable=True)
     labels, logits = labels.gather(1, order), logits.gather(1, order)
@@ -303,6 +295,19 @@ def relabel_graph(graph: LabelGraph, new_ids: torch.Tensor, n_labels: int) -> La
         edge_logits=logits.masked_fill(labels >= n_labels, 0) if graph.learned else None,
         removed_log=removed_log,
     )
+
+
+def log_weight_of_removed(
+    graph: LabelGraph, removed: Bool[torch.Tensor, "C E"]
+) -> Float[torch.Tensor, " C"] | None:
+    """Return `LabelGraph.removed_log` after some more edges of a graph are removed."""
+    if not removed.any():
+        return graph.removed_log
+    logits = graph.edge_logits.detach().float()
+    total = logits.masked_fill(~removed, -torch.inf).logsumexp(dim=1)
+    if graph.removed_log is not None:
+        total = torch.logaddexp(total, graph.removed_log)
+    return total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
 
 
 def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_matrix) -> Reranker:

@@ -188,12 +188,12 @@ class WordEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankerTerm:
-    """A word or n-gram of the text and its exact share in the ranker's margin of a label."""
+    """A word or n-gram of the text and its exact contribution to the ranker's score of a label."""
 
     term: str
     weight: float
-    """w̄_{ℓ,j}·ψ_j(x), for a word with its share of its character n-grams. The weights of all terms
-    and a bias add up to the margin, in a ranker without embedding."""
+    """w̄_{ℓ,j}·ψ_j(x), plus the contributions of character n-grams in the word. If the ranker uses
+    no embeddings, the weights of all terms and a bias sum to its margin w̄_ℓ·ψ(x)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +204,9 @@ class ExplainedLabel:
     label: str
     """Name of the label."""
     added: bool = False
-    """True if the label was found by its text and not in the index. It has neither path nor ranker:
-    ``p`` is the probability from the similarity of text and label text and the coverage of its
-    name, ``classifier_score`` that from the similarity alone."""
+    """True if an added label was found by its own text instead of the index. It then has no paths
+    and no ranker score. ``p`` is the probability computed from its similarity to the text and the
+    coverage of its name; ``classifier_score`` is computed from the similarity alone."""
     uri: str | None = None
     """Id or URI of the label in the user's vocabulary, or None if the model does not know it."""
     synonyms: tuple[str, ...] = ()
@@ -236,9 +236,9 @@ class ExplainedLabel:
     n_paths: int
     """Number of paths to the label that the search found."""
     words: tuple[WordEffect, ...] = ()
-    """The effect of each word, in the order of the text, if it was asked for."""
+    """The effect of each word, in the order of the text, if requested."""
     terms: tuple[RankerTerm, ...] = ()
-    """The terms with the largest weights in the ranker, if they were asked for."""
+    """The terms with the largest weights in the ranker, if requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +267,8 @@ N_TERMS = 20
 def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[WordEffect, ...]]:
     """Return the effect of each word of a text on each label, by occlusion.
 
-    The whole model predicts the text without each word in turn, so this holds for every encoder and
-    every component. A label that is not among the best 100 has a score of 0.
+    The whole model predicts the text without each word in turn, so this works with every encoder
+    and component. A label that is not among the best 100 has a score of 0.
     """
     from elias.inference.predictor import EVALUATED
 
@@ -373,10 +373,10 @@ def explain(
         cluster: tuple(map(predictions.name, labels))
         for cluster, labels in zip(on_paths, strongest, strict=True)
     }
-    beside: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
+    added: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
     if explained.added is not None:
         phi = embedding.cpu().numpy()
-        beside = _added_factors(explained.added, predictions.ids, traced.p.numpy(), phi, inputs)
+        added = _added_factors(explained.added, predictions.ids, traced.p.numpy(), phi, inputs)
     explanations, table = [], elias.label_table
     for row, ranking in enumerate(predictions):
         values = {
@@ -401,9 +401,9 @@ def explain(
                 synonyms=table.about(ids[i])[0],
                 description=table.about(ids[i])[1],
                 **{name: float(array[i]) for name, array in values.items() if array is not None}
-                | beside.get((row, ids[i]), {}),
-                paths=() if (row, ids[i]) in beside else _paths(traced, row, i),
-                n_paths=0 if (row, ids[i]) in beside else int(traced.n_paths[row, i]),
+                | added.get((row, ids[i]), {}),
+                paths=() if (row, ids[i]) in added else _paths(traced, row, i),
+                n_paths=0 if (row, ids[i]) in added else int(traced.n_paths[row, i]),
                 words=effects[i],
                 terms=terms[i],
             )
@@ -424,7 +424,7 @@ def _added_factors(
     coverage = None if texts is None else added.coverage(texts)
     factors = {}
     for row, label in zip(*np.nonzero(np.isin(ids, added.labels)), strict=True):
-        # of several rows of a label, the best counts
+        # a label with several vectors has the factors of the best one
         rows = np.flatnonzero(added.labels == ids[row, label])
         best = rows[p[row, rows].argmax()]
         if p[row, best] < index_p[row, label]:
@@ -467,7 +467,7 @@ class GraphView:
     """The labels of each cluster and the clusters of each label, strongest edge first.
 
     Equally strong edges are sorted by the similarity of cluster and label, so that the first labels
-    show the topic of a cluster. Nothing is stored: the edges are read from the model.
+    show the topic of a cluster.
     """
 
     def __init__(self, model: EliasModel) -> None:
@@ -496,7 +496,7 @@ class GraphView:
 
 
 def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor) -> list[Edge]:
-    """Return the edges to nodes, given their unsaturated log scores, strongest first."""
+    """Sort the edges to some clusters or labels, given their log scores before min(1, ·)."""
     nodes, scores, similar = (
         tensor.cpu().numpy() for tensor in (ids, logs.clamp(max=0).exp(), similarity)
     )

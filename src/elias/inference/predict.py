@@ -71,7 +71,7 @@ class SearchOptions:
     blocked: torch.Tensor | None = None
     """(L,) mask that is True for labels that must not be predicted."""
     embed: bool = False
-    """Return the embeddings φ(x) with the candidates, unless CUDA graphs or shards compute them."""
+    """Also return the embeddings φ(x). CUDA graphs and sharded searches ignore this option."""
     every_cluster: bool = False
     """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
 
@@ -236,7 +236,7 @@ def rank_candidates(
 ) -> dict[str, Predictions]:
     """Return the predictions of several components of a model from the same candidates.
 
-    ``psi`` are the ranker's features of the inputs. They are computed if ``psi`` is None.
+    ``psi`` holds the ranker's features of the inputs. They are computed if ``psi`` is None.
     """
     n_labels, count = model.model.graph.n_labels, model.config.rerank.candidates
     names = model.label_names if len(model.label_names) == n_labels else None  # else `join_added`
@@ -277,10 +277,11 @@ def join_added(
     options: SearchOptions,
     embedding: NDArray[np.float32] | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of each component, joined by the labels added to a member.
+    """Merge the labels that were added to a member into the predictions of each component.
 
-    The scores of other labels do not change. The stage uses only the dense channel of added labels.
-    ``embedding`` are the φ(x) of the texts. They are computed if it is None.
+    The scores of other labels do not change. The first component scores added labels only by the
+    similarity of embeddings, the others also by their names. ``embedding`` holds φ(x) of the texts.
+    It is computed if it is None.
     """
     assert member.added is not None
     stage, encoder = member.components[0], member.model.encoder
@@ -300,7 +301,7 @@ def join_added(
 
 
 def _as_scores(member: Elias, chances: Array, component: str) -> Array:
-    """Return the scores at which labels of the index are relevant with the given probabilities."""
+    """Convert probabilities of added labels to the scale of a component's scores."""
     reranker, learned = member.reranker, member.probabilities
     if learned is not None and component == member.components[-1]:
         scores = np.interp(chances, learned.values, learned.scores) + _TIE_BREAK * chances

@@ -309,8 +309,8 @@ class Elias:
     ) -> Elias:
         """Return a model with further labels, without training.
 
-        A label is placed by its text (name, synonyms, description) and, if there are any, by its
-        examples. The scores of all other labels stay equal. See
+        A new label is scored by its text (name, synonyms, description) and, if there are any, by
+        its examples. The scores of all other labels do not change. See
         [Labels without training points](../explanation/new-labels.md).
 
         Args:
@@ -338,7 +338,7 @@ class Elias:
     def remove_labels(self, labels: Iterable[int | str]) -> Elias:
         """Return a model without some labels, given by name, id or number.
 
-        The labels after them move up. Edges to other labels keep their scores.
+        The remaining labels are renumbered. Their edges keep their scores.
         """
         return remove_labels(self, self.label_ids(labels))
 
@@ -347,9 +347,10 @@ class Elias:
         return rename_label(self, self._one_label(label), name)
 
     def merge_labels(self, label: int | str, into: int | str) -> Elias:
-        """Return a model in which ``label`` is part of ``into``, which keeps its name and id.
+        """Return a model in which ``label`` is merged into ``into``, which keeps its name and id.
 
-        Classifiers are averaged, weighted by training points; shares of edges are added.
+        Their classifiers are averaged, weighted by their numbers of training points, and the
+        weights of their edges are added.
         """
         return merge_labels(self, self._one_label(label), self._one_label(into))
 
@@ -363,7 +364,7 @@ class Elias:
         return first
 
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:
-        """Return whether a target always keeps the best label (`Probabilities.keeps_best`)."""
+        """Return whether every text gets at least its best label (`Probabilities.keeps_best`)."""
         is_last = self.check_component(component) == self.components[-1]
         return is_last and self.probabilities is not None and self.probabilities.keeps_best(target)
 
@@ -388,7 +389,7 @@ class Elias:
     def assign(
         self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
     ) -> Predictions:
-        """Keep the predictions that a threshold assigns, as `predict` with ``threshold`` does."""
+        """Keep only the labels above a threshold, as `predict` with ``threshold`` does."""
         lowest = self.threshold(threshold, component)
         by_label = self.probabilities.label_thresholds(threshold) if self.probabilities else None
         keep_best = self.keeps_best(threshold, component)
@@ -631,7 +632,7 @@ class Elias:
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the numbers of labels given by number, name, or id in the label table.
 
-        A name can stand for several labels.
+        If several labels have the same name, return all of them.
         """
         if isinstance(labels, str):
             raise DataError(f"labels must be a list; wrap a name in a list: [{labels!r}]")

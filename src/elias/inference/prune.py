@@ -10,10 +10,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from elias.errors import ConfigError
+from elias.inference.edit_labels import copy_with, log_weight_of_removed
 from elias.inference.predictor import Elias
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
-from elias.rerank.probabilities import PROBABILITIES
 
 PRUNED = "pruned"
 """Metadata key under which a pruned model stores the pruning rule and the edge counts."""
@@ -57,12 +57,6 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
     is_best = graph.strongest_parents()[labels] == clusters
     remains = (strong | is_best) & _is_edge(graph)
     removed = ~remains & _is_edge(graph)
-    logits, removed_log = graph.edge_logits.detach(), graph.removed_log
-    if removed.any():
-        total = logits.float().masked_fill(~removed, -torch.inf).logsumexp(dim=1)
-        if removed_log is not None:
-            total = torch.logaddexp(total, removed_log)
-        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
     order = remains.int().argsort(dim=1, descending=True, stable=True)
     order = order[:, : int(remains.sum(dim=1).max())]
     filled = remains.gather(1, order)
@@ -70,8 +64,8 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
         graph.edge_labels.gather(1, order).masked_fill(~filled, graph.n_labels),
         graph.n_labels,
         graph.beta,
-        edge_logits=logits.gather(1, order).masked_fill(~filled, 0.0),
-        removed_log=removed_log,
+        edge_logits=graph.edge_logits.detach().gather(1, order).masked_fill(~filled, 0.0),
+        removed_log=log_weight_of_removed(graph, removed),
     )
 
 
@@ -134,7 +128,7 @@ def prune_edges(
     )
     first, *others = members
     pruned = copy(model)
-    pruned.model, pruned.others = first.model, tuple(others)
+    pruned.model, pruned.others, pruned.folder = first.model, tuple(others), None
     pruned.metadata = first.metadata | {PRUNED: first.metadata[PRUNED] | asdict(total)}
     return pruned, total
 
@@ -156,9 +150,6 @@ def _prune_member(
     with torch.device("meta"):  # the new classifiers are replaced below
         new = EliasModel(model.encoder, remaining, model.alpha)
     new.clusters, new.labels, new.training = model.clusters, model.labels, model.training
-    pruned = copy(member)
-    pruned.model = new
-    measured = ("metrics", PROBABILITIES)
-    pruned.metadata = {k: value for k, value in member.metadata.items() if k not in measured}
+    pruned = copy_with(member, model=new)
     pruned.metadata[PRUNED] = rule | asdict(count)
     return pruned, count

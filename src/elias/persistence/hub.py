@@ -152,7 +152,7 @@ _NO_LICENSE = "# license: choose one before publishing"
 _HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
 """Names that the hub uses for metrics. Other metrics keep their own names."""
 
-# titles of the rows of a table, by the keys before and after the name of a split
+# titles of table rows, for each path in the metadata (without the split, its third key)
 _PROBABILITY_ROWS = {
     ("probabilities", "at_threshold", "micro-precision"): "precision at the threshold of best F1",
     ("probabilities", "at_threshold", "micro-recall"): "recall at this threshold",
@@ -183,8 +183,8 @@ def model_card(
     Args:
         config: The configuration.
         label_names: One name for each label.
-        metadata: Metadata of the model. Its ``metrics``, and what readers need of ``probabilities``
-            and ``data``, each become a table; ``source`` is the name of the data.
+        metadata: Metadata of the model. ``metrics``, ``probabilities`` and ``data`` each become a
+            table. ``source`` names the training data.
         name: Model name in the usage example.
         license: License identifier as used on the hub, such as ``mit``.
     """
@@ -265,7 +265,7 @@ def _by_split(metadata: Mapping[str, Any], rows: Mapping[tuple[str, str, str], s
 
     Args:
         metadata: Metadata of the model.
-        rows: The title of each row, by the keys before the split's name and the key after it.
+        rows: Title of each row, such as `_DATA_ROWS`.
     """
     values: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metadata):

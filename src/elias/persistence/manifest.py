@@ -62,9 +62,9 @@ MEMBERS_FOLDER = "members"
 """Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
 
 COMPACT = "compact"
-"""Key of the entry that says that a model or ranker is stored compactly, in 8 and 16 bits."""
+"""Key of the entry that is true if a model or ranker is stored in 8 and 16 bits."""
 ROW_SCALE = ".row_scale"
-"""Suffix of the tensor of scales of a matrix in 8 bits. There is one scale per row."""
+"""Suffix of the tensor with the scales of an 8-bit matrix. There is one scale per row."""
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_FOLDER = "model"
@@ -83,8 +83,8 @@ _ENTRIES: Entries = {
     "members": (int, 0),
     "n_added": (int, 0),
 }
-"""Entries of the manifest. ``n_labels`` are labels of the index, ``n_added`` those beside it.
-``ranker`` is empty if the model has no ranker."""
+"""Entries of the manifest. ``n_labels`` counts the labels of the index, ``n_added`` the labels that
+were added without training. ``ranker`` is empty if the model has no ranker."""
 _SETTINGS: Entries = {
     **dict.fromkeys(("text", "labels", "separator", "group"), (str, None)),
     "seed": (int, 0),
@@ -187,7 +187,7 @@ class Manifest:
             scale, matrix = tensors.pop(key), tensors.get(name, torch.empty(0))
             dtypes_are_valid = (matrix.dtype, scale.dtype) == (torch.int8, torch.float32)
             if not dtypes_are_valid or matrix.dim() != 2 or scale.shape != matrix.shape[:1]:
-                raise damaged_file(path, f"{key} is not that of a matrix in 8 bits")
+                raise damaged_file(path, f"{key} does not fit an 8-bit matrix {name}")
             tensors[name] = matrix.float().mul_(scale.unsqueeze(1))
         return tensors
 
@@ -287,7 +287,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the model folder. ``folder`` is that folder itself, or that of a finished run."""
+    """Return the folder of a model, given this folder or the folder of its finished run."""
     if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
         return folder / MODEL_FOLDER
     if (folder / METRICS_FILE).exists():

@@ -72,7 +72,7 @@ _RANKER_ENTRIES: files.Entries = {
     "sharpness": (float, 1e-9),
 }
 _BLOCK = 2**16
-"""Columns per block in the ranker of a compact model, so that column numbers fit in 16 bits."""
+"""Columns per block of a compact ranker, so that column numbers fit in 16 bits."""
 _MAX_NGRAM = 100
 """Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
@@ -216,7 +216,7 @@ def load_model(
         path = manifest.file(f"{files.MEMBERS_FOLDER}/{number}/{files.CONFIG_FILE}").parent
         member: Any = load_model(build, path, device, share)
         if member.label_names != label_names:
-            raise damaged_file(path, "its labels are not those of the first member")
+            raise damaged_file(path, "its labels differ from those of the first member")
         members.append(member)
     reranker = load_reranker(manifest) if manifest["ranker"] else None
     added = None
@@ -291,7 +291,9 @@ def _load_added(manifest: files.Manifest, n_labels: int, dim: int) -> AddedLabel
     missing = set(range(manifest["n_labels"], n_labels)) - set(labels.tolist())
     is_valid = len(labels) > 0 and labels.min() >= 0 and labels.max() < n_labels
     if missing or not is_valid or (tensors["background"][:, 1] <= 0).any():
-        raise damaged_file(manifest.folder / files.ADDED_FILE, "labels are not those of the model")
+        raise damaged_file(
+            manifest.folder / files.ADDED_FILE, "does not fit the labels of the model"
+        )
     arrays: list[Any] = [tensors[name].numpy() for name in _ADDED]
     return AddedLabels(*arrays)
 
@@ -551,7 +553,7 @@ def _compact_arrays(weights: csr_matrix) -> dict[str, NDArray[Any]]:
 def _from_compact_arrays(
     path: Path, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
 ) -> csr_matrix:
-    """Return the float32 weights of a ranker that `_compact_arrays` stored."""
+    """Convert the arrays of `_compact_arrays` back to the float32 weights of a ranker."""
     n_labels, n_columns = shape
     n_blocks = _n_blocks(n_columns)
     values = {"weights.values": arrays["weights.values"].astype(np.float32)}

@@ -144,7 +144,7 @@ def _quantise(path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    """The exported computation: from padded tokens to the k best labels, as `EliasModel.rank`."""
+    """The exported module. It computes the k best labels of padded tokens as `EliasModel.rank`."""
 
     edge_log: Tensor
     added: Tensor

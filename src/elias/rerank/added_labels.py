@@ -1,12 +1,12 @@
-"""Labels without training points, and labels added to a trained model, scored by their texts.
+"""Score labels by their texts: labels without training points, and labels added after training.
 
-An added label has no row in the index, the ranker or the calibration. It is scored beside them:
+These labels are not part of the index, the ranker or the calibration. They have two features:
 
-- dense: cosine of φ(x) and the label vector z, a blend of φ(label text), the mean φ of its examples
-  and the classifiers of the most similar seen labels (`label_vectors`), in standard deviations
-  above the mean cosine of z and the texts of other labels,
-- lexical: the largest share of one of its names (name or synonym) that occurs in the text, counted
-  in words and character n-grams weighted by idf².
+- similarity: the cosine of the text embedding φ(x) and a label vector z, which combines the
+  embeddings of label text and examples with the classifiers of similar labels (`label_vectors`). It
+  is measured in standard deviations above the mean cosine of z and the texts of other labels.
+- coverage: the share of the label's name, or of a synonym, that occurs in the text, counted in
+  words and character n-grams weighted by idf².
 
 A logistic function of both is the probability that the label is relevant. Its constants were chosen
 on labels hidden from training (docs/explanation/new-labels.md).
@@ -37,19 +37,20 @@ if TYPE_CHECKING:
     from elias.rerank.reranker import Reranker
 
 NEIGHBOURS = 10
-"""Number of seen labels whose classifiers are part of a label vector."""
+"""Number of similar trained labels whose classifiers are averaged into a label vector."""
 NEIGHBOUR_WEIGHT = 0.5
-"""Weight of these classifiers, where that of the label text is 1."""
+"""Weight of the averaged classifiers in a label vector. The label text has weight 1."""
 EXAMPLE_WEIGHT = 0.5
-"""Weight of each example."""
+"""Weight of each example in a label vector."""
 RULE = (-7.77, 0.884, 5.90, -0.681)
-"""Bias, and weights of the similarity, the coverage and their product."""
+"""Logistic function: bias, and weights of the similarity, the coverage and their product."""
 DENSE_RULE = (-7.65, 0.988)
-"""Bias and weight of the similarity, where the coverage is not known."""
+"""Logistic function of the similarity alone: bias and weight."""
 N_BACKGROUND = 1000
-"""Number of other labels whose texts a label vector is compared with."""
+"""Number of other labels used to measure the mean and deviation of a label vector's cosines."""
 CHAR_NGRAMS = (3, 5)
-_MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50  # background where there are few other labels
+# prior mean and deviation of the cosines, and the number of labels that the prior counts as
+_MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50
 _CELLS = 1 << 23  # scores computed at a time, to bound memory
 
 
@@ -64,9 +65,9 @@ def label_vectors(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
     """Return `AddedLabels.vectors`, ``background`` and ``n_examples`` of new labels.
 
-    z is the sum of φ(label text), the mean classifier of the `NEIGHBOURS` seen labels whose
-    classifiers are most similar to it, and the mean φ of the examples, weighted by their number;
-    all of them of length 1.
+    A label vector z is a weighted sum of three unit vectors: the embedding of the label text, the
+    mean classifier of the `NEIGHBOURS` most similar trained labels, and the mean embedding of the
+    examples. The weight of the examples grows with their number.
 
     Args:
         model: The trained model.
@@ -109,7 +110,7 @@ def label_vectors(
 
 @dataclass(frozen=True)
 class AddedLabels:
-    """Labels that are scored beside the index.
+    """Labels that are scored by their texts instead of the index.
 
     >>> vector, background = np.float32([[1, 0]]), np.float32([[0.0, 0.1]])
     >>> added = AddedLabels(np.array([7]), vector, background, np.array([0]), (("red cod",),))
@@ -119,13 +120,13 @@ class AddedLabels:
     """
 
     labels: NDArray[np.int64]
-    """(A,) label id of each row. Several rows may be of one label: the best counts."""
+    """(A,) label id of each row. If a label has several rows, its best one counts."""
     vectors: NDArray[np.float32]
-    """(A, D) z, of length 1."""
+    """(A, D) label vectors z, of length 1."""
     background: NDArray[np.float32]
     """(A, 2) mean and standard deviation of the cosine of z and the texts of other labels."""
     n_examples: NDArray[np.int64]
-    """(A,) number of examples that each row was made from."""
+    """(A,) number of examples of each row."""
     names: tuple[tuple[str, ...], ...] = ()
     """Name and synonyms of each row."""
     reference: Featurizer | None = None
@@ -136,7 +137,7 @@ class AddedLabels:
         return len(self.labels)
 
     def __add__(self, other: AddedLabels) -> AddedLabels:
-        """Return the rows of both."""
+        """Return the rows of both, without names."""
         return AddedLabels(
             np.concatenate([self.labels, other.labels]),
             np.concatenate([self.vectors, other.vectors]),
@@ -145,7 +146,7 @@ class AddedLabels:
         )
 
     def relabel(self, new_ids: NDArray[np.int64]) -> AddedLabels | None:
-        """Return the rows with new label ids, without those of removed labels (-1)."""
+        """Return the rows with new label ids. Rows whose new id is -1 are removed."""
         keep = new_ids[self.labels] >= 0
         if not keep.any():
             return None
@@ -157,7 +158,10 @@ class AddedLabels:
         )
 
     def named(self, table: LabelTable, model: EliasModel, reranker: Reranker | None) -> AddedLabels:
-        """Return the rows with the names of a label table, weighted by the model's vocabulary."""
+        """Return the rows with names and synonyms from a label table, to measure their coverage.
+
+        The words of names are weighted by the vocabulary of the ranker or of the encoder.
+        """
         reference = None if reranker is None else reranker.features.featurizer
         if reference is None and isinstance(model.encoder, BagEncoder):
             reference = model.encoder.featurizer
@@ -166,7 +170,7 @@ class AddedLabels:
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
-        """The vocabulary of names, the idf² of the features of each name, and their first rows."""
+        """The vocabulary of names, the normalised idf² of each name, and each row's first name."""
         terms = [name for names in self.names for name in names]
         starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
         featurizer = Featurizer.fit(
@@ -181,7 +185,7 @@ class AddedLabels:
         return featurizer, weights, starts
 
     def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the share of the best-covered name of each row that occurs in each text (n, A)."""
+        """Return the share of each label's best matching name that occurs in each text (n, A)."""
         featurizer, weights, starts = self._terms
         present = featurizer.transform(texts)
         present.data[:] = 1
@@ -191,11 +195,11 @@ class AddedLabels:
     def probabilities(
         self, embedding: NDArray[np.float32], texts: Sequence[str] | None
     ) -> NDArray[np.float32]:
-        """Return the probability of each row for each text (n, A).
+        """Return the probability of each label for each text (n, A).
 
         Args:
-            embedding: (n, D) φ(x).
-            texts: The texts, or None to use only the dense channel.
+            embedding: (n, D) embeddings φ(x) of the texts.
+            texts: The texts, or None to use only the similarity.
         """
         mean, spread = self.background.T
         similarity = (unit_embedding(embedding) @ self.vectors.T - mean) / spread
@@ -203,7 +207,7 @@ class AddedLabels:
             return _sigmoid(DENSE_RULE[0] + DENSE_RULE[1] * similarity)
         coverage = self.coverage(texts)
         bias, dense, lexical, both = RULE
-        # the more similar the text is, the less the coverage tells, but never less than nothing
+        # the coverage matters less for similar texts, but never lowers the probability
         weight = np.maximum(lexical + both * similarity, 0)
         return _sigmoid(bias + dense * similarity + weight * coverage)
 
@@ -214,9 +218,10 @@ class AddedLabels:
         top_k: int,
         blocked: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the labels of the ``top_k`` best rows of each text, and their probabilities.
+        """Return the ``top_k`` most probable labels of each text, and their probabilities.
 
-        Rows of ``blocked`` labels (L,) have label -1 and probability 0. See `probabilities`.
+        ``blocked`` is an (L,) mask of labels to leave out. Their slots have label -1 and
+        probability 0. The other arguments are as in `probabilities`.
         """
         width = min(top_k, len(self))
         ids = np.empty((len(embedding), width), dtype=np.int64)
@@ -233,7 +238,7 @@ class AddedLabels:
 
 
 def _known_idf(featurizer: Featurizer, reference: Featurizer) -> NDArray[np.float32]:
-    """Return the idf of each feature in ``reference``, or the highest one if it is not known."""
+    """Return the idf of each feature from ``reference``, or its highest idf for new features."""
     of_word = dict(zip(reference.words, reference.idf, strict=False))
     of_ngram = dict(zip(reference.ngrams, reference.idf[len(reference.words) :], strict=True))
     highest = reference.idf.max(initial=1)

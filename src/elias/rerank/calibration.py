@@ -1,7 +1,7 @@
-"""Score calibration T: small decision trees over the scores and the label name (appendix C.2).
+"""Score calibration T: decision trees over the scores and the label name (appendix C.2).
 
-Trees are grown and evaluated by compiled loops, and stored as arrays. Splits are chosen from
-histograms: scikit-learn, which sorts the pairs at every node, takes about twenty times as long.
+Trees are trained and evaluated by compiled loops, and stored as arrays. Splits are chosen from
+histograms, which is about twenty times as fast as scikit-learn, which sorts at every node.
 
 A label with few training points has a poor classifier, but its name is as informative as that of a
 frequent label. T can therefore also use the similarity of label name and text. Names are vectorised
@@ -46,7 +46,7 @@ FOREST_LEAF = 20
 FOREST_FEATURE_SHARE = 0.5
 """Share of the features that are considered at each node of a random forest."""
 MAX_VALUES = 1024
-"""Number of values of a feature between which a tree may split; more are reduced to quantiles."""
+"""Maximum number of distinct values of a feature. Features with more are reduced to quantiles."""
 LEAF = -1
 """Feature index that marks a leaf."""
 TREE_DTYPES: dict[str, type] = {
@@ -61,11 +61,10 @@ TREE_DTYPES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """T(p, q, p·q, n_ℓ): the probability of being relevant, averaged over decision trees.
+    """Decision trees that estimate the probability T(p, q, p·q, n_ℓ) that a label is relevant.
 
-    Each node compares a feature with a threshold. The left child follows if the feature is at most
-    the threshold, else the right child. The nodes of all trees are stored in the same arrays. A
-    node without a parent is the root of a tree.
+    T is the mean over the trees. A node goes left if its feature is at most its threshold. The
+    nodes of all trees are stored in the same arrays; a node without a parent is the root of a tree.
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
     >>> ones = np.ones(100)
@@ -100,7 +99,7 @@ class Calibration:
     ) -> Calibration:
         """Train the trees on (point, label) pairs of held-out points and their candidates.
 
-        Padding must be removed before.
+        The pairs must not include padding.
 
         Args:
             scores: p of each pair, an array of any shape.
@@ -229,8 +228,8 @@ def _features(
 def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Return the thresholds at which a tree may split a feature, in ascending order.
 
-    They lie halfway between neighbouring values. Many values are thinned to quantiles, half of
-    them of the relevant pairs, which are few.
+    They lie halfway between neighbouring values. If there are more than `MAX_VALUES` values, use
+    quantiles instead: half over all pairs, and half over the relevant pairs, which are few.
     """
     levels = np.unique(values)
     if len(levels) > MAX_VALUES:
@@ -252,7 +251,7 @@ def _grow(
     leaf: int,
     n_considered: int,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Grow one tree, level by level; return feature, bin, children and value of each node.
+    """Train one tree, level by level; return feature, bin, children and value of each node.
 
     Args:
         bins: (n, F) number of thresholds of each feature that are below each pair's value.
@@ -300,13 +299,13 @@ def _best_split(
 ) -> tuple[int, int, float, float]:
     """Return the split of a node with the lowest Gini impurity.
 
-    The first ``n_considered`` features of ``order`` are tried, and the next ones until one of them
-    has a split. ``counts`` (F, bins, 2) are the irrelevant and relevant pairs of the node in each
-    bin of each feature.
+    Try the first ``n_considered`` features of ``order``, then further ones until a split is found.
+    ``counts`` (F, bins, 2) has the number of irrelevant and relevant pairs of the node in each bin
+    of each feature.
 
     Returns:
-        The feature, or `LEAF` if no split helps; the last bin that goes left; and the shares of
-        relevant pairs on both sides.
+        The feature, or `LEAF` if no split lowers the impurity; the last bin that goes left; and the
+        share of relevant pairs on either side.
     """
     n_pairs, n_relevant = counts[0].sum(), counts[0, :, 1].sum()
     best, split = n_relevant**2 + (n_pairs - n_relevant) ** 2, (LEAF, 0, 0.0, 0.0)
@@ -339,7 +338,7 @@ def _mean_value(
     right: NDArray[np.int32],
     value: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return for each row the value of the leaf that it reaches, averaged over all trees."""
+    """Return the mean over all trees of the value of the leaf that each row reaches."""
     out = np.zeros(features.shape[0])
     for row in range(features.shape[0]):
         total = 0.0
@@ -357,7 +356,7 @@ class NameOverlap(NamedTuple):
     """The overlap of texts with the names of their candidates, as (N, k) arrays in [0, 1]."""
 
     likeness: NDArray[np.float32]
-    """Cosine similarity of text and name, where the features of the name have idf weights."""
+    """Cosine similarity of text and name. The features of the name are weighted by idf."""
     coverage: NDArray[np.float32]
     """Share of the name's features that occur in the text, weighted by idf²."""
 

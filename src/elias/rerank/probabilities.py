@@ -37,7 +37,7 @@ PROBABILITIES = "probabilities"
 """Metadata key under which a model stores the quality of its probabilities."""
 ECE_AT = 5
 _STEPS = 200
-"""Precision and recall are measured at the thresholds 0, 1/200, 2/200, …, 1."""
+"""Number of steps between the thresholds 0, 1/200, …, 1 at which precision and recall are known."""
 _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
 PER_LABEL = "per-label"
@@ -72,10 +72,10 @@ class Probabilities:
     recall: NDArray[np.float64]
     """Recall at each threshold, the share of relevant labels that are assigned."""
     rules: Mapping[str, tuple[float, bool]] = field(default_factory=dict)
-    """For ``f1`` and ``macro-f1``, the best threshold, and whether the best label of each point is
-    assigned in any case. Models of older versions have none: the best label is not kept."""
+    """For ``f1`` and ``macro-f1``: the best threshold, and whether the best label of a point is
+    assigned even if it is below the threshold. Models of older versions have no rules."""
     by_label: Mapping[int, float] = field(default_factory=dict)
-    """Thresholds of single labels for the target ``per-label``. The others have that of ``f1``."""
+    """Thresholds of single labels for ``per-label``. All other labels use the one of ``f1``."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -120,8 +120,8 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
-                ``"macro-f1"`` chooses the highest mean F1 of the labels. ``"per-label"`` is as
-                ``"f1"``, but some labels have thresholds of their own, see `by_label`. See also
+                ``"macro-f1"`` chooses the highest mean F1 of the labels. ``"per-label"`` is like
+                ``"f1"``, but some labels have their own thresholds (`by_label`). See also
                 `keeps_best`.
 
         Raises:
@@ -140,20 +140,20 @@ class Probabilities:
                 f"threshold {target!r}: no threshold reached that on the held-out points; the "
                 f"highest {name} was {best:.3f}"
             )
-        # lower thresholds add labels: take the highest with this recall, the lowest for precision
+        # the highest threshold with this recall, or the lowest threshold with this precision
         steps = np.flatnonzero(reached)
         return float(steps[-1] if name == "recall" else steps[0]) / _STEPS
 
     def keeps_best(self, target: float | str) -> bool:
-        """Return whether the best label of each point is assigned below the threshold too.
+        """Return whether a point gets its best label even if it is below the threshold.
 
-        That is so for ``"f1"`` and ``"macro-f1"`` if it raised them on the held-out points.
+        This is the case for ``"f1"`` and ``"macro-f1"`` if it improved them on held-out points.
         """
         name = str(parse_target(target)[0])
         return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
 
     def label_thresholds(self, target: float | str) -> Mapping[int, float]:
-        """Return the thresholds of single labels, which only ``"per-label"`` has."""
+        """Return the thresholds of single labels. Only the target ``"per-label"`` has any."""
         return self.by_label if parse_target(target)[0] == PER_LABEL else {}
 
     @property
@@ -303,16 +303,16 @@ def _choose_rules(
 ) -> dict[str, tuple[float, bool]]:
     """Return the best decision rule for each of `F1_TARGETS` on held-out points.
 
-    If every point has exactly one label, F1 assigns one label to each.
+    If every point has exactly one label, the rule of F1 assigns the best label and no other.
 
     Args:
-        steps: (M,) result of `_steps` for all predicted pairs.
-        ids: (M,) their labels.
-        relevant: (M,) whether they are true.
-        is_best: (M,) whether they are the best of their points.
+        steps: (M,) result of `_steps` for each predicted (point, label) pair.
+        ids: (M,) label of each pair.
+        relevant: (M,) whether the label of the pair is relevant.
+        is_best: (M,) whether the label of the pair is the best of its point.
         labels: (N, L) relevant labels.
     """
-    # number the labels that occur: the others do not change which rule is best
+    # labels that do not occur cannot change which rule is best
     names, of_label = np.unique(np.append(ids, labels.indices), return_inverse=True)
     n_labels = len(names)
     n_relevant = np.bincount(of_label[len(ids) :], minlength=n_labels)
@@ -349,16 +349,15 @@ def _label_thresholds(
     labels: csr_matrix,
     lowest: int,
 ) -> dict[int, float]:
-    """Return the thresholds of labels for which one of their own was better on held-out points.
+    """Return a threshold for each label whose F1 it improves, compared to the common threshold.
 
-    A label needs `MIN_LABEL_POINTS` points. To avoid choosing by chance, the points are halved: the
-    F1 of the thresholds that each half chooses, measured on the other half, must be higher than
-    with the common threshold.
+    Only labels with `MIN_LABEL_POINTS` held-out points are considered. To avoid overfitting, the
+    points are halved: the best threshold of each half must improve F1 on the other half.
 
     Args:
-        steps: (M,) result of `_steps` for all predicted pairs.
-        ids: (M,) their labels.
-        relevant: (M,) whether they are true.
+        steps: (M,) result of `_steps` for each predicted (point, label) pair.
+        ids: (M,) label of each pair.
+        relevant: (M,) whether the label of the pair is relevant.
         labels: (N, L) relevant labels.
         lowest: The step of the common threshold.
     """
@@ -372,7 +371,7 @@ def _label_thresholds(
         sides = [own[half], own[~half]]
         assigned = np.stack([_reached(steps[side]) for side in sides])
         right = np.stack([_reached(steps[side], relevant[side]) for side in sides])
-        # true pairs that were not predicted are missed at any threshold, half of them on each side
+        # relevant pairs that are not predicted are missed at any threshold; count half on each side
         missed = (n_true[label] - right[:, 0].sum()) / 2
         first, second = 2 * right / np.maximum(assigned + right[:, :1] + missed, 1)
         if first[second.argmax()] + second[first.argmax()] > first[lowest] + second[lowest]:
@@ -384,7 +383,7 @@ def _label_thresholds(
 def _reached(
     steps: NDArray[np.int64], weights: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
-    """Return the number of pairs at or above each threshold."""
+    """Return the number of pairs, or the sum of their weights, at or above each threshold."""
     counts = np.bincount(steps, weights=weights, minlength=_STEPS + 1)
     return counts[::-1].cumsum()[::-1].astype(np.float64)
 
@@ -415,16 +414,16 @@ def fit_probabilities(
 ) -> None:
     """Fit probabilities for the last component of a model on predictions for held-out points.
 
-    The model has none if there are too few points, or if all or no predictions are right.
+    The model gets none if there are too few points, or if all or none of the predictions are right.
     """
     model.probabilities = None
     if predictions is None or labels is None or len(predictions) < MIN_POINTS:
         n_points = 0 if predictions is None else len(predictions)
-        logger.info("no probabilities: %d held-out points are too few to fit them", n_points)
+        logger.info("no probabilities: there are only %d held-out points to fit them on", n_points)
         return
     model.probabilities = Probabilities.fit(predictions, labels)
     if model.probabilities is None:
-        logger.info("no probabilities: all or no predictions for held-out points are right")
+        logger.info("no probabilities: all or none of the held-out predictions are correct")
 
 
 def measure_probabilities(

@@ -34,21 +34,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
-"""Components: p·q; p·q with calibration T; p·q with a calibration T that uses label names."""
+"""Components. They rank by p·q, by p·q and T, and by p·q and a T that uses label names.
+
+p is the score of the search, q that of the ranker, and T the calibration.
+"""
 POWERS = (1.0, 0.5, 0.25, 0.125)
-"""Candidate values of γ, the power of q; values above 1 were never clearly better."""
+"""Exponents γ of q to choose from. Values above 1 were never clearly better."""
 POWER_K = 5
-"""k of the nDCG@k that chooses γ."""
+"""γ is chosen by nDCG at this k."""
 FOLDS = 3
 """Number of folds for cross-fitting the calibration."""
+# settings of a ranker that scores every label, for corpora with few labels
 FEW_LABELS_COST = 2.0
-"""C where the ranker scores every label, unless it is given."""
+"""Default cost C."""
 FEW_POWERS = (16.0, 4.0, *POWERS)
-"""Candidate values of γ there: with a bag encoder, q was the better classifier of the two."""
+"""Exponents γ to choose from. With a bag encoder, q was a better classifier than p."""
 FEW_MIN_WEIGHT = 0.01
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
-_POINTS_PER_CHUNK = 8192  # whose features are in memory at once
-# Added to the final score: p breaks ties of candidates, and labels past them come last.
+_POINTS_PER_CHUNK = 8192  # points whose features are in memory at once
+# factors of p in the final score: p breaks ties, and labels that are not candidates come last
 _TIE_BREAK = np.float32(1e-20)
 _TAIL = np.float32(1e-25)
 
@@ -108,16 +112,16 @@ class Reranker:
     transform: Transform
     mixture: Mixture
     sharpness: float = 1.0
-    """γ, the power of q in p·q^γ; above 1, the score is the root p^(1/γ)·q."""
+    """Exponent γ of q in p·q^γ. If it is above 1, p^(1/γ)·q is used, which gives the same order."""
     names: LabelNames | None = None
-    """The label names that ``by_name`` reads; None if ``by_name`` is None."""
+    """The label names for ``by_name``, or None if ``by_name`` is None."""
     by_name: Calibration | None = None
-    """A second T that also reads the overlap of a label's name with the text."""
+    """A second calibration T that also uses the overlap of label name and text."""
     cross_fitted: tuple[tuple[NDArray[np.bool_], Reranker], ...] = field(default=(), compare=False)
-    """After `fit`: parts of the held-out points, each with a reranker whose calibrations did not
-    see them. They are not saved."""
+    """For each fold of the held-out points given to `fit`, its mask and a reranker whose
+    calibrations were fitted on the other folds. They are not saved."""
     refitted: bool = field(default=False, compare=False)
-    """After `fit`: the ranker has seen the held-out points too."""
+    """True if `fit` also trained the ranker on the held-out points."""
 
     @classmethod
     def fit(
@@ -140,21 +144,20 @@ class Reranker:
         Args:
             features: The vocabulary of the ranker.
             train: Candidates of the training points, from the trained model.
-            psi: (N, F) features of the training points.
-            labels: (N, L) their relevant labels.
+            psi: (N, F) features ψ(x) of the training points.
+            labels: (N, L) relevant labels of the training points.
             config: The resolved settings.
             validation: Candidates, features and relevant labels of points that neither model nor
-                ranker has seen; None: scores are not calibrated.
+                ranker was trained on. None: scores are not calibrated.
             label_names: Names of the labels, for `RerankConfig.names`.
-            every_label: The candidates are all labels, so that the ranker is a linear classifier
-                of its own: it is regularised less, and q has more weight.
-            refit: At the end, train the ranker on the held-out points too, if they were enough for
-                `cross_fitted`, whose rankers have not seen them.
+            every_label: Whether all labels are candidates. The ranker is then a complete linear
+                classifier: it is regularised less, and q gets more weight.
+            refit: Finally train the ranker again with the held-out points, if there were enough of
+                them to compute `cross_fitted`.
             seed: Seed of the order in which the ranker visits points.
-            earlier: The reranker of an earlier training with the same ``features``, to go on from.
-                Its labels are the first ones. Its calibrations, if any, are kept: the held-out
-                points may be few, or known to the earlier model. The larger number of points of a
-                label counts.
+            earlier: A reranker with the same ``features`` to continue from. Its labels must come
+                first in ``labels``. Its calibrations, if any, are kept, because the held-out points
+                may be few or known to it. The frequency of a label is the larger of both.
         """
         min_weight = MIN_WEIGHT
         if every_label:
@@ -211,11 +214,11 @@ class Reranker:
         ids = candidates.ids
         known = ids < self.ranker.n_labels
         if len(ids) < MIN_POINTS:
-            message = "%d points are held out, fewer than %d: scores are not calibrated"
+            message = "scores are not calibrated: only %d points are held out, but %d are needed"
             logger.info(message, len(ids), MIN_POINTS)
             return self
         if not known.any():
-            logger.warning("no held-out point has a candidate: scores are not calibrated")
+            logger.warning("scores are not calibrated: no held-out point has a candidate")
             return self
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
@@ -224,7 +227,7 @@ class Reranker:
         sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
         if sharpness != powers[0]:
             logger.debug("exponent of the ranker score, chosen on held-out points: %g", sharpness)
-        if every_label:  # trees did not help: the ranker has seen every pair
+        if every_label:  # trees do not help, because the ranker is trained on every pair
             ranker = replace(self, sharpness=sharpness)
             return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
         if not config.calibrate:
@@ -247,7 +250,7 @@ class Reranker:
             )
 
         def calibrated(points: NDArray[np.bool_]) -> Reranker:
-            """Return the reranker with calibrations that are fitted on some of the points."""
+            """Return the reranker with calibrations that are fitted on the given points."""
             by_name = None if overlap is None else fit(points, overlap)
             return replace(
                 self,
@@ -266,10 +269,10 @@ class Reranker:
     def rerank_cross_fitted(
         self, candidates: Candidates, psi: csr_matrix, *, count: int, width: int | None = None
     ) -> dict[str, Predictions]:
-        """Return the rankings of the held-out points that `fit` was given.
+        """Return rankings of the held-out points that `fit` was given, by cross-fitting.
 
-        Each point is ranked by a ranker and calibrations that were fitted on other points, as a new
-        text is.
+        Each point is ranked by calibrations that were fitted on other points, so that the rankings
+        are as good as those of new texts.
         """
         names, parts = self.components, []
         for rows, fold in self.cross_fitted:
@@ -303,16 +306,16 @@ class Reranker:
         label_names: Sequence[str] | None = None,
         psi: csr_matrix | None = None,
     ) -> dict[str, Predictions]:
-        """Return the candidates ranked by each component; ψ is computed once for all components.
+        """Return the candidates ranked by each component. Features are computed only once.
 
         Args:
             candidates: Candidates of N points, best first.
-            inputs: N texts, or their given features.
+            inputs: N texts, or a feature matrix for a model trained on features.
             components: Components of this reranker.
-            count: Number of candidates to score; the remaining ones follow in their given order.
-            width: Number of labels to return for each point; None: all candidates.
+            count: Number of candidates to score. The remaining ones follow in their given order.
+            width: Number of labels to return for each point. None returns all candidates.
             label_names: Names for the predictions.
-            psi: (N, F) features of the points; None: they are computed from ``inputs``.
+            psi: (N, F) features of the points. None computes them from ``inputs``.
         """
         n_labels, ids, p = len(self.frequencies), candidates.ids[:, :width], candidates.scores
         scores: dict[str, list[NDArray[np.float32]]] = defaultdict(list)
@@ -343,7 +346,7 @@ class Reranker:
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
-        # the root of p·q^γ for γ > 1, which ranks alike and does not underflow
+        # for γ > 1 use the root of p·q^γ, which gives the same ranking and does not underflow
         product = p ** np.float32(min(1, 1 / self.sharpness))
         q **= np.float32(min(self.sharpness, 1))
         product *= q

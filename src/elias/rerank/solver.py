@@ -26,8 +26,8 @@ Entries: TypeAlias = tuple[Array, Array]
 """Column indices and values of sparse weights."""
 
 _PAIRS_PER_CHUNK = 20_000  # about 10 ms of work for a thread
-_SCAN_IS_FASTER = 4  # scan all columns if at least a quarter of them may be used
-_STILL = 1e-12  # projected gradients below this count as zero
+_SCAN_IS_FASTER = 4  # scan all columns if at least a quarter of them may have a weight
+_STILL = 1e-12  # smaller projected gradients count as zero
 _NEWTON_STEPS = 50  # maximum for one coordinate; usually three or four suffice
 _FIRST_LOGIT = -4.0  # initial logit of α/C, so that each point contributes a little to w
 # Allow reordered sums for vectorisation, but keep correct results for NaN and infinity.
@@ -103,8 +103,8 @@ def fit_label_classifiers(
         max_iterations: Maximum number of passes over the points of a label.
         prune: Drop weights whose absolute value is smaller than this.
         seed: Seed of the order in which points are visited.
-        start: Weights w₀ and biases b₀ of the first labels. Theirs minimise
-            ½(‖w − w₀‖² + (b − b₀)²) + C·Σ_i loss instead.
+        start: Weights w₀ and biases b₀ to stay close to, for the first labels. These labels
+            minimise ½(‖w − w₀‖² + (b − b₀)²) + C·Σ_i loss instead.
     """
     rows = as_rows(features, dense)
     squares = _squares(rows)
@@ -131,7 +131,7 @@ def fit_label_classifiers(
 def _first_weights(
     start: tuple[csr_matrix, NDArray[np.float32]] | None, n_labels: int, width: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return w₀ as CSR arrays (data, columns, starts) and b₀, both 0 for labels without a start."""
+    """Return w₀ as CSR arrays (data, columns, starts), and b₀. Both are 0 for other labels."""
     if start is None:
         weights, biases = csr_matrix((0, width), dtype=np.float32), np.zeros(0, np.float32)
     else:
@@ -178,9 +178,9 @@ def _fit_labels(
 ) -> tuple[Array, Array, Array, Array]:
     """Fit a chunk of labels.
 
-    ``weight`` is a buffer of zeros, as wide as ψ, and ``first`` the result of `_first_weights`.
-    Return the number of weights of each label, the biases, and the columns and values of all
-    weights.
+    ``weight`` is a buffer of zeros with one entry per feature, ``first`` the result of
+    `_first_weights`. Return the number of weights of each label, the biases, and the columns and
+    values of all weights.
     """
     starts, members, signs = groups
     first_values, first_columns, first_starts, first_biases = first
@@ -290,9 +290,10 @@ def _solve(
 
 @njit(cache=True, nogil=True)
 def _best_logit(logit: float, margin: float, square: float, cost: float, precision: float) -> float:
-    """Return the optimal u_i, the root of u + A·σ(u) + B. It is unique, because the slope is ≥ 1.
+    """Return the u_i that minimises the dual: the root of u + A·σ(u) + B, by Newton's method.
 
-    Newton steps are limited to the interval [−B − A, −B], which contains the root.
+    A is the curvature and B the slope. The root is unique, because the derivative is at least 1.
+    Steps are limited to the interval [−B − A, −B], which contains the root.
     """
     curvature, slope = square * cost, margin - square * (cost * _share(logit))
     low, high = -slope - curvature, -slope
@@ -367,11 +368,11 @@ def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, prune: float) -> int:
-    """Move the unpruned weights to ``out`` in order of their columns, and return their number.
+    """Move the weights of a label to ``out``, sorted by column, and return their number.
 
-    All weights are reset to 0. Only ``known`` columns, columns of the ``used`` rows and dense
-    columns can have a weight. If the ``used`` rows have many entries, it is faster to scan all
-    columns.
+    Weights below ``prune`` are dropped, and ``weight`` is reset to 0. Only ``known`` columns,
+    columns of the ``used`` rows and dense columns can have a weight. If the ``used`` rows have many
+    entries, it is faster to scan all columns.
     """
     _, columns, starts, dense = rows
     first_dense = weight.shape[0] - dense.shape[1]
@@ -388,7 +389,7 @@ def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, pr
 
 @njit(cache=True, nogil=True)
 def _move(weight: Array, columns: Array | range, out: Entries, size: int, prune: float) -> int:
-    """Move the unpruned weights of some columns to ``out``, and return the new size of ``out``."""
+    """Move the weights of some columns to ``out``, and return the new size of ``out``."""
     for column in columns:
         value = weight[column]
         if value != 0.0:

@@ -1,8 +1,8 @@
 """The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
 
-To score a point, its features are written to a dense buffer, and the weights of each candidate
-are multiplied by the buffer's values in their columns. For a label with very many weights, it is
-faster to look up the point's features among the label's weights by binary search.
+To score a point, its features are written to a dense buffer, in which the weights of each candidate
+look up their features. For a label with very many weights, it is faster to look up the features of
+the point among the weights of the label, by binary search.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 """Label weights in CSR layout (data, sorted indices, indptr), and the biases."""
 
 UNSEEN_MARGIN = -1.0
-"""Margin of a label without training pairs. It is that of a clearly irrelevant label."""
+"""Score of a label without training pairs: that of a clearly irrelevant label."""
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
-_kept = threading.local()  # the buffer of the last call: new memory would take longer than a point
+_kept = threading.local()  # reuses a buffer, because allocating one takes longer than a point
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.float32]:
-    """Return q in [0, 1] for margins s: exp(−max(1−s, 0)³) for ``l3-hinge``, else σ(s).
+    """Convert margins s to scores q in [0, 1]: exp(−max(1−s, 0)³) for ``l3-hinge``, else σ(s).
 
     >>> relevance(np.float32([2, 1, -np.inf]), "l3-hinge").tolist()
     [1.0, 1.0, 0.0]
@@ -135,9 +135,9 @@ def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.
 
 @dataclass(frozen=True)
 class SparseRanker:
-    """Linear classifiers w̄_ℓ over ψ(x).
+    """One linear classifier w̄_ℓ per label over the features ψ(x).
 
-    Each is trained only on points for which its label is relevant or a candidate.
+    Each classifier is trained only on points for which its label is relevant or a candidate.
 
     >>> from elias.config import RerankConfig
     >>> features = csr_matrix(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]])
@@ -186,8 +186,8 @@ class SparseRanker:
             config: Loss and cost.
             min_weight: Smaller weights are set to zero.
             seed: Seed of the order in which points are visited.
-            earlier: Classifiers of the first labels, to which the new ones are kept close. Those
-                of labels that no point has do not change.
+            earlier: Classifiers of the first labels, to which the new ones stay close. Classifiers
+                of labels without training points do not change.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
@@ -254,7 +254,7 @@ class SparseRanker:
 
 
 def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> Rows:
-    """Return ψ as arrays for the compiled functions.
+    """Return the features ψ as arrays for the compiled functions.
 
     Column indices are unsigned, so that numba omits checks for negative indices.
     """
@@ -273,7 +273,7 @@ def run_on_points(
 ) -> None:
     """Call ``kernel(begin, end, buffer, rows, *arrays)`` for chunks of points in several threads.
 
-    Each thread has its own buffer of ``n_columns`` zeros, to which ``kernel`` restores it.
+    Each thread has its own buffer of ``n_columns`` zeros. ``kernel`` must reset it to zeros.
     """
     n_points = len(rows[2]) - 1
     if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points

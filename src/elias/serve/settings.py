@@ -8,6 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError
@@ -30,22 +33,22 @@ _MIN_KEY_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on the requests that a server accepts."""
+    """Limits on the requests that a server accepts, which are also options of ``elias serve``."""
 
-    max_inputs: int = 64
-    """Maximum texts per request; larger requests get status 413."""
-    max_text: int = 20_000
-    """Maximum characters per text; longer texts get status 413."""
-    max_body: int = 4 * 2**20
-    """Maximum bytes per request body; larger bodies get status 413."""
-    max_batch: int = 32
-    """Maximum texts per batch."""
-    max_queue: int = 512
-    """Maximum number of waiting texts; if the queue is full, requests get status 429."""
-    max_connections: int = 1000
-    """Maximum number of open connections; if exceeded, the one idle for longest is closed."""
-    timeout: float = 10.0
-    """Seconds after which a request without a result gets status 503."""
+    max_inputs: Annotated[int, Option(min=1, help="Texts per request.")] = 64
+    """Larger requests get status 413."""
+    max_text: Annotated[int, Option(min=1, help="Characters per text.")] = 20_000
+    """Longer texts get status 413."""
+    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 4 * 2**20
+    """Larger request bodies get status 413."""
+    max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = 32
+    max_queue: Annotated[
+        int, Option(min=1, help="Waiting texts per worker; if exceeded, status 429.")
+    ] = 512
+    max_connections: Annotated[int, Option(min=1, help="Open connections per worker.")] = 1000
+    """If exceeded, the connection that has been idle for longest is closed."""
+    timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = 10.0
+    """A request without a result after this time gets status 503."""
 
     def __post_init__(self) -> None:
         """Check the values."""

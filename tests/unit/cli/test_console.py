@@ -34,7 +34,7 @@ def test_components_that_the_model_was_saved_without_are_named(capsys):
 
     shown = printed(capsys, *console.stage_table(metadata, "test", ["stage2", "rerank"]))
 
-    assert shown[0] == "On the test split, in percent (+ label names: left out):"
+    assert shown[0] == "On the test split, in percent (+ label names: not saved):"
 
 
 def test_the_stage_table_fits_80_columns(capsys):

@@ -8,9 +8,9 @@ from elias.cli.explain import _legend
 @pytest.mark.parametrize(
     ("sharpness", "mixture", "expected"),
     [
-        (0.5, "sum", "score = p · ranker, which ranks."),
-        (4.0, "sum", "score = p^0.25 · ranker, which ranks."),
-        (3.0, "blend", "score = 0.3 · calibrated + 0.7 · p^0.333 · ranker, which"),
+        (0.5, "sum", "Labels are ranked by score = p · ranker."),
+        (4.0, "sum", "Labels are ranked by score = p^0.25 · ranker."),
+        (3.0, "blend", "score = 0.3 · calibrated + 0.7 · p^0.333 · ranker"),
     ],
 )
 def test_the_legend_has_the_formula_of_the_model(sharpness, mixture, expected):

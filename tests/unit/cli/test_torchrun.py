@@ -20,8 +20,10 @@ def test_commands_that_cannot_share_work_are_refused(monkeypatch, command):
     result = run_command(monkeypatch, "2", command, "x")
 
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (only evaluate, predict, train share the work)" in result.stderr
+    assert result.stderr.startswith(
+        f"error: elias {command}: cannot be divided among the 2 processes"
+    )
+    assert "run it without torchrun (only evaluate, predict, train support" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -380,7 +380,7 @@ def test_a_member_is_loaded_and_checked(saved, tmp_path):
     path.write_bytes(path.read_bytes().replace(b"label 1", b"label A"))
     assert "members/1/labels.tsv: damaged" in resealed_refusal(folder)
     reseal(folder / "members" / "1")
-    assert "members/1: its labels are not those" in resealed_refusal(folder)
+    assert "members/1: its labels differ from those" in resealed_refusal(folder)
 
 
 def test_probabilities_are_loaded_and_checked(tmp_path):
@@ -680,4 +680,4 @@ def test_scales_without_their_matrix_are_refused(changes, tmp_path):
     change_tensors(folder / "model.safetensors", **changes)
     reseal(folder)
 
-    assert "labels.weight.row_scale is not that of a matrix in 8 bits" in refusal(folder)
+    assert "labels.weight.row_scale does not fit an 8-bit matrix" in refusal(folder)

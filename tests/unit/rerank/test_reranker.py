@@ -191,7 +191,7 @@ def test_a_handful_of_points_gives_no_calibration(problem, caplog):
         )
 
     assert (reranker.sharpness, reranker.calibration, reranker.by_name) == (1.0, None, None)
-    assert "19 points are held out, fewer than 20" in caplog.text
+    assert "only 19 points are held out, but 20 are needed" in caplog.text
 
 
 @pytest.mark.parametrize("why", ["no points", "not wanted"])
