@@ -145,15 +145,15 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         y: Any,
         classes: Iterable[Any] | None = None,
     ) -> EliasClassifier:
-        """Add labels that are new, with their texts as examples, without training again.
+        """Add new labels, with their texts as examples, without training again.
 
-        The first call is `fit`. Later calls leave known labels as they are: their texts are only
-        used as examples of the new labels that they also have (`Elias.add_labels`).
+        The first call is the same as `fit`. Later calls do not change known labels. They use texts
+        only as examples of new labels (`Elias.add_labels`).
 
         Args:
             X: Texts, as for `fit`.
             y: The labels of each text, known and new ones, as for `fit`.
-            classes: All labels. Those that no text has are added by their names alone.
+            classes: All labels. Labels without texts are added by their names alone.
         """
         if not hasattr(self, "model_"):
             self.fit(X, y)

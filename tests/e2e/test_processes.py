@@ -171,7 +171,7 @@ def test_a_process_that_waits_for_a_dead_one_is_stopped(results):
 def test_a_folder_that_not_all_processes_see_is_refused(results):
     first, other = results["different"]
 
-    assert "rank 1 does not see what rank 0 has written there" in other["failed"]
+    assert "rank 1 cannot see the files of rank 0" in other["failed"]
     assert first["failed"].startswith("rank 1 (process ")
 
 

@@ -320,7 +320,7 @@ def test_a_run_without_an_intact_checkpoint_starts_over(stopped, corpus, finishe
 
     train(corpus, SMALL, out=stopped, device="cpu")
 
-    assert "no checkpoint can be used, the run starts over" in caplog.text
+    assert "no checkpoint can be used, so the run starts over" in caplog.text
     assert content(stopped) == content(finished(SMALL))
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elias.experiments.runner import Setting
 
     Timed = tuple[csr_matrix, float]
-    """The features of points, and the seconds that computing them took."""
+    """The features of points, and the seconds needed to compute them."""
 
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@10
 SHOWN = ("P@1", "P@5", "R@100")
 WORDS, RANKER = "words", "ranker"
 FEATURES = {WORDS: "", RANKER: ", our features"}
-"""Kinds of features, with the suffix that each adds to row titles."""
+"""Kinds of features, with the suffix of each in row titles."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
-"""Size of the XR-Linear ensemble, in which each model has another clustering."""
+"""Size of the XR-Linear ensemble. Each of its models has a different clustering."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
@@ -128,7 +128,7 @@ def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
 
 
 def _neighbours_task(models: Models) -> Task:
-    """Return the task that measures nearest neighbours, which need no seed."""
+    """Return the task that measures nearest neighbours. They do not depend on a seed."""
     setting = models.setting
 
     def measure() -> list[Row]:

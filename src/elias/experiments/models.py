@@ -347,7 +347,7 @@ def learns_graph(config: EliasConfig) -> bool:
 
 
 def fixed_index(config: EliasConfig) -> EliasConfig:
-    """Return the configuration with a fixed graph in all stages and without ranker."""
+    """Return the configuration with a fixed graph in all stages, and without the ranker."""
     stages = tuple(replace(stage, learn_graph=False, score_all=False) for stage in config.stages)
     return replace(config, stages=stages, rerank=replace(config.rerank, enabled=False))
 
@@ -355,10 +355,10 @@ def fixed_index(config: EliasConfig) -> EliasConfig:
 def one_vs_all(config: EliasConfig) -> EliasConfig:
     """Return the configuration of a one-vs-all model, trained in a single stage.
 
-    Encoder, seed, ranker and evaluation are unchanged. The stage is the default one-vs-all stage,
-    with the batch size, encoder learning rate and classifier initialisation of the first stage of
-    ``config`` and, if its stages give them, the total number of their epochs. The loss is summed
-    over labels: the gradients of a mean over all labels would be smaller than the ε of AdamW.
+    Encoder, seed, ranker and evaluation are unchanged. Batch size, encoder learning rate and
+    classifier initialisation are those of the first stage of ``config``. The number of epochs is
+    the total of its stages, if they set it. The loss is summed over labels, because the gradients
+    of a mean over all labels would be smaller than the ε of AdamW.
 
     >>> from elias import EliasConfig
     >>> variant = one_vs_all(EliasConfig.preset("lf-amazontitles-131k"))

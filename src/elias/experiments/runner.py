@@ -68,10 +68,10 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Resolve the configuration for a corpus. By default, the configured seed is used.
+        """Resolve the configuration for a corpus. By default, use the configured seed.
 
-        An index is trained even for few labels, unless ``index.kind`` is ``all``, and no stage or
-        component is dropped.
+        Unlike `train`, an experiment trains an index even for few labels (unless ``index.kind`` is
+        ``all``), and drops no stage or component that does not help.
 
         Raises:
             DataError: If the corpus has no test points.
@@ -245,7 +245,7 @@ class Task:
     """A unit of work of an experiment. Its rows are stored together when it is finished."""
 
     name: str
-    """Identifies the task: its results are reused for the same name, configuration and corpus."""
+    """Key of the task. Results are reused for the same name, configuration and corpus."""
     title: str
     measure: Callable[[], list[Row]]
 
@@ -255,7 +255,7 @@ class Plan:
     """The tasks of an experiment, and the table and plot of its results."""
 
     name: str
-    """Stem of the names of the result files."""
+    """File name of the results, without extension."""
     title: str
     setting: Setting
     tasks: Sequence[Task]

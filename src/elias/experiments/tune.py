@@ -1,7 +1,7 @@
-"""Search for better settings with Optuna: train trials and compare them on the held-out points.
+"""Search for better settings with Optuna: train trials and compare them on held-out points.
 
-The study is an SQLite file, so that it can be continued. Trials never see test points. They train
-without the ranker, unless the search space contains a ``rerank`` setting.
+The study is stored in an SQLite file, so that it can be continued. Trials never use test points.
+They train without the ranker, unless the search space contains a ``rerank`` setting.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ DEFAULT_TRIALS = 20
 """Number of trials if neither a number nor a time is given."""
 BEST_FILE, SPACE_FILE, STUDY_FILE = "best.toml", "space.toml", "study.db"
 MARKDOWN_FILE, HTML_FILE = "summary.md", "summary.html"
-_STEPS = 10  # steps of a stage at which trials are compared, whatever their number of epochs
-_MIN_FOR_IMPORTANCE = 5  # trials
+_STEPS = 10  # number of times per stage at which trials are compared
+_MIN_FOR_IMPORTANCE = 5  # minimum number of trials to compute the importance of parameters
 _KINDS = ("factor", "range", "values")
 
 
@@ -61,22 +61,22 @@ class Parameter:
     """A search parameter, which sets one configuration key or the same key in every stage."""
 
     name: str
-    """The configuration key. ``stages.*.epochs`` stands for the key in all stages."""
+    """The configuration key. ``stages.*.epochs`` sets the key in all stages."""
     kind: str
-    """``factor``: multiples of the default; ``range``: numbers between two limits; ``values``: a
-    list to choose from."""
+    """``factor`` (multiples of the default), ``range`` (between two limits) or ``values`` (a list
+    to choose from)."""
     options: Sequence[Any]
-    """All values if `is_choice`, otherwise the lowest and the highest value."""
+    """All values if `is_choice`, otherwise the minimum and the maximum."""
     defaults: Mapping[str, Any]
     """The configuration keys that it sets, with their default values."""
 
     @property
     def is_choice(self) -> bool:
-        """Return whether only the options themselves are sampled, and nothing between them."""
+        """Return whether values are chosen from a list instead of an interval."""
         return self.kind == "values" or len(self.options) > 2
 
     def start(self) -> dict[str, Any]:
-        """Return ``{name: value}`` for the default, or ``{}`` if the search does not include it."""
+        """Return ``{name: default}``, or ``{}`` if the default is outside the search space."""
         value = 1.0 if self.kind == "factor" else next(iter(self.defaults.values()))
         is_inside = not self.is_choice and value and self.options[0] <= value <= self.options[1]
         return {self.name: value} if is_inside or value in self.options else {}
@@ -201,7 +201,7 @@ class Tuner:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def objective(self, trial: Trial) -> float:
-        """Train a trial and return its held-out metric. Raise `TrialPruned` if it lags behind.
+        """Train a trial and return its held-out metric. Raise `TrialPruned` if it is stopped early.
 
         A trial that fails counts as pruned, so that the search avoids its settings. If no trial has
         succeeded yet, the error is raised.
@@ -357,7 +357,7 @@ def tune(
 
 
 def _set_log_level(level: int) -> None:
-    """Set the lowest level of messages that training shows."""
+    """Set the minimum level of the log messages of training."""
     for package in ("inference", "metrics", "rerank", "text", "training"):
         logging.getLogger(f"elias.{package}").setLevel(level)
 

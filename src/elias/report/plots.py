@@ -4,9 +4,9 @@
     plot.line("training", [1, 2, 3], [3.0, 2.0, 1.0])
     svg = plot.svg("It falls from 3 to 1.")
 
-Screen readers read the title and the description. Text has the text colour of the page. Series have
-the colours ``--series-1`` to ``--series-6`` of its style sheet, and also differ in dashes and
-marker shapes. A mark shows its value when the pointer rests on it.
+The title and the description are for screen readers. Text has the text colour of the page. Series
+have the colours ``--series-1`` to ``--series-6`` of the page's style sheet, and different dashes
+and markers. Hovering over a mark shows its value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from elias.report.html import element, number
 
 WIDTH = 460.0
-"""Width of a plot in SVG units, close to its width in pixels, so that text keeps its size."""
+"""Width of a plot in SVG units. It is close to the width in pixels, so that text keeps its size."""
 HEIGHT = 300.0
 FONT = 12.0
 """Font size in SVG units."""
@@ -46,7 +46,7 @@ class Axis:
 
     label: str
     low: float | None = None
-    """Lower end. If None, it is derived from the data. The same holds for ``high``."""
+    """Lower end of the axis, or None to derive it from the data, as for ``high``."""
     high: float | None = None
     log: bool = False
     """True for a logarithmic axis, whose values must be positive."""
@@ -146,10 +146,10 @@ class Plot:
         self._marks.append(draw)
 
     def boxes(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add the boxes of each group over the categories of the x axis, except for NaN.
+        """Add a box plot of each group over the categories of the x axis, except for NaN.
 
-        A group has five increasing quantiles for each category. The line goes from the first to the
-        last, the box from the second to the fourth, and a bar marks the third.
+        A group has five increasing quantiles for each category: the ends of the whiskers, the ends
+        of the box and, in the middle, the median.
         """
         values = self._add_groups(groups)
 
@@ -321,7 +321,7 @@ def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, f
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most ``most`` of the values 1, 2, 5, 10, 20 … from ``low`` to ``high``.
+    """Return at most ``most`` ticks of a logarithmic axis, such as 1, 2, 5, 10, 20.
 
     >>> log_ticks(1, 100, 7)
     [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
@@ -348,7 +348,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 def labels_touch(labels: Sequence[tuple[float, str]]) -> bool:
-    """Return True if labels, centred at their coordinates, are less than a letter apart."""
+    """Return whether tick labels, centred at their coordinates, are less than a letter apart."""
     ends = [(at - _text_width(label) / 2, at + _text_width(label) / 2) for at, label in labels]
     return any(right[0] - left[1] < _LETTER_WIDTH for left, right in pairwise(ends))
 

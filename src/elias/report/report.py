@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 
 COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}
-"""Titles of the components that are not stages."""
+"""Titles of the components after the last stage."""
 DECILES = [str(i) for i in range(1, statistics.N_DECILES + 1)]
 DECILE_AXIS = Axis("label decile, most frequent first", categories=DECILES)
 N_LABELS = 10
 """Number of labels in each table of labels with errors."""
 MIN_TEST_POINTS = 5
-"""Number of test points below which a label is left out of the labels with the lowest F1."""
+"""Minimum number of test points of a label in the table of labels with the lowest F1."""
 _AT_ASSIGNED = int(np.searchsorted(THRESHOLDS, ASSIGNED))
 _REMEDY = "give the corpus that the run was trained on"
 
@@ -105,7 +105,7 @@ def write_report(
 
 
 def _target(run: Path, out: Path | None) -> Path:
-    """Return the file to write. Raise an error before any work if it cannot be written."""
+    """Return the file to write. Raise an error if it cannot be written."""
     if out is None:
         folder = _run_folder(run)
         if folder is None and run.is_dir():
@@ -119,7 +119,7 @@ def _target(run: Path, out: Path | None) -> Path:
 
 
 def _run_folder(folder: Path) -> Path | None:
-    """Return the run folder of a run or of its model folder, or None if there is no run."""
+    """Return the folder of the run, given this folder or its model folder, or None."""
     run = folder.parent if folder.name == MODEL_FOLDER else folder
     return next((path for path in (folder, run) if (path / METRICS_FILE).exists()), None)
 
@@ -156,7 +156,7 @@ class Figure(NamedTuple):
 def report_values(
     model: Elias, corpus: Corpus, records: RunRecords, partition: Ints | None
 ) -> dict[str, Any]:
-    """Return the values for the template. For sections without content, they are None or empty.
+    """Return the values for the template. Sections without content are None or empty.
 
     Args:
         model: The trained model.
@@ -286,7 +286,7 @@ def recall_values(
     frequencies: Ints,
     metrics: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return recall by number of predictions and by label decile (Fig. 5), and scores (Fig. 4).
+    """Return recall by k and by label decile (Fig. 5), and scores of true labels (Fig. 4).
 
     Args:
         predictions: Predictions of each component of the model, by title.

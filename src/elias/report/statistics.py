@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 ASSIGNED = 0.25
-"""Score above which a label, or a point, is assigned to a cluster (§D of the paper)."""
+"""Score above which a label or a point counts as a member of a cluster (§D of the paper)."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 N_DECILES = 10
 RECALL_AT = 100
@@ -99,7 +99,7 @@ class TrueScores:
     """Probabilities (or scores) of the true labels of points, by label decile (Fig. 4)."""
 
     quantiles: Array
-    """(10, 5) `QUANTILES` over the predicted true labels; NaN where there are none."""
+    """(10, 5) `QUANTILES` over the predicted true labels, or NaN if there are none."""
     recall: Array
     """(10,) share of the true labels that are predicted."""
     pairs: Ints
@@ -107,7 +107,7 @@ class TrueScores:
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the predicted probabilities of true labels, or else scores, by decile (Fig. 4)."""
+    """Return the probabilities of true labels by decile, or scores if there are none (Fig. 4)."""
     deciles = label_deciles(frequencies)
     hits = relevant_candidates(predictions.ids, truth)  # (n, k)
     values = predictions.scores if predictions.probabilities is None else predictions.probabilities
@@ -268,7 +268,7 @@ def _tsne(embedding: Floats, seed: int) -> Floats:
     perplexity = min(30.0, max(1.0, (len(embedding) - 1) / 3))
     # principal components need two dimensions, and fail in scikit-learn 1.9.1 if points are equal
     init = "pca" if min(embedding.shape) > 1 and np.ptp(embedding, axis=0).any() else "random"
-    # with so few points, several threads would mostly wait for each other
+    # one thread is faster for so few points
     with threadpool_limits(1):
         plane = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(embedding)
     return np.asarray(plane, dtype=np.float32)

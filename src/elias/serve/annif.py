@@ -46,13 +46,13 @@ class _Options(BaseModel, allow_inf_nan=False):
 
 
 class SuggestForm(_Options):
-    """A text, as Annif's backend ``http`` sends it. Other fields are ignored."""
+    """A text in the form that Annif's backend ``http`` sends. Other fields are ignored."""
 
     text: Annotated[str, Field(description="The text.")]
 
 
 def _clean(text: str) -> str:
-    """Return a text that can be sent as JSON: without lone surrogates."""
+    """Return a text without lone surrogates, which cannot be sent as JSON."""
     return sanitize([text])[0][0]
 
 
@@ -119,7 +119,7 @@ class Project(BaseModel):
 
 
 class ProjectList(BaseModel):
-    """All projects: the model."""
+    """The list of projects, which has only the model."""
 
     projects: list[Project]
 
@@ -223,11 +223,11 @@ async def _suggest(
 
 
 def _suggestions(ranking: list[dict[str, Any]], options: _Options) -> list[Suggestion]:
-    """Return the suggestions of one text. A score is a probability if the model has them.
+    """Return the suggestions of one text. Scores are probabilities, if the model has them.
 
-    Annif sorts by score. Labels of equal probability therefore get slightly different scores, so
-    that they stay in order. Annif stops with an error if it gets a URI that is not in its
-    vocabulary, so labels without a URI are left out if others have one.
+    Annif sorts by score. Labels with the same probability therefore get slightly different scores,
+    which keeps their order. Annif fails on a URI that is not in its vocabulary, so labels without a
+    URI are left out if other labels have one.
     """
     found = []
     for rank, label in enumerate(ranking[: options.limit]):

@@ -1,4 +1,4 @@
-"""The ASGI application, which has API routes and pages, and is wrapped in middleware."""
+"""The ASGI application with its API routes, pages and middleware."""
 
 from __future__ import annotations
 

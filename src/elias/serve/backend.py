@@ -37,9 +37,9 @@ _N_EXAMPLES = 6
 _WARM_UP = ("a text to warm up with", "another", "")
 _SMOOTHING = 0.2
 _BATCH_SECONDS = 0.04
-"""Time of a batch, so that a small request waits for little else."""
+"""Target duration of a batch. It is short, so that small requests do not wait long."""
 _MIN_BATCH = {"predict": 4, "explain": 2}
-"""Number of texts per batch if fewer would take that long."""
+"""Minimum number of texts per batch, even if they take longer than `_BATCH_SECONDS`."""
 _MAX_RETRY_SECONDS = 60
 
 
@@ -71,11 +71,11 @@ class ServedModel:
         self.search = LabelSearch(model.label_names)
         self.loaded_at = time.time()
         self.batch_overhead = 0.0
-        """Seconds of a batch that do not depend on its number of texts."""
+        """Constant part of the duration of a batch, in seconds."""
         self.examples = list(examples) or self._frequent_labels()
 
     def _frequent_labels(self) -> list[str]:
-        """Return names of frequent labels, or of the first ones if frequencies are not known."""
+        """Return the names of the most frequent labels, or of the first labels if unknown."""
         reranker = self.model.reranker
         if reranker is None:
             return list(map(str, self.model.label_names[:_N_EXAMPLES]))
@@ -125,7 +125,7 @@ class ServedModel:
         return [self._explain_label(text, job.label, job) for text in texts]
 
     def _explain_label(self, text: str, label: int, job: Job) -> dict[str, Any]:
-        """Explain one label with the first ensemble member that has it in its top `MAX_LABELS`."""
+        """Explain one label by the first ensemble member that ranks it in its top `MAX_LABELS`."""
         for number, member in enumerate(self.members):
             (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=job.paths)
             if any(explained.id == label for explained in explanation.labels):
@@ -158,24 +158,24 @@ class _Waiting:
     job: Job
     result: asyncio.Future[Result]
     rows: Result = field(default_factory=list)
-    """The results of the texts that are computed."""
+    """The results computed so far."""
     n_taken: int = 0
     """Number of texts that are computed or in the current batch."""
     model: ServedModel | None = None
-    """The model that computes them."""
+    """The model that computed ``rows``."""
 
     @property
     def n_waiting(self) -> int:
-        """Return the number of texts that wait."""
+        """Return the number of texts that are not yet in a batch."""
         return len(self.job.texts) - self.n_taken
 
 
 class Backend:
     """The served model, the queue of jobs, and the thread that computes one batch at a time.
 
-    Jobs that arrive while a batch is computed form the next batch; there is no timer. Large jobs
-    are cut up, so that small ones do not wait for them. A new model is loaded on a separate thread
-    and replaces the old one between two batches.
+    Jobs that arrive while a batch is computed form the next batch, without any delay. Large jobs
+    are divided among several batches, so that small jobs do not wait for them. A new model is
+    loaded on a separate thread and replaces the old one between two batches.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -263,11 +263,11 @@ class Backend:
                 await self._arrived.wait()
 
     def _next_batch(self) -> list[tuple[_Waiting, Job]]:
-        """Return the jobs of the next batch, which are of one kind, and the parts to compute.
+        """Return the jobs of the next batch, each with the part of its texts to compute.
 
-        Half of a batch is for the oldest job, so that none starves. The other half is for the
-        jobs with the fewest texts, which therefore do not wait for large ones. If jobs of both
-        kinds wait, the kinds take turns.
+        Half of a batch is reserved for the oldest job, so that it is not delayed forever. The other
+        half is for the jobs with the fewest texts. A batch has jobs of one kind only. If jobs of
+        both kinds wait, the kinds alternate.
         """
         for waiting in list(self._queue):
             if waiting.result.done():  # cancelled or failed
@@ -293,12 +293,12 @@ class Backend:
         return batch
 
     def _batch_size(self, kind: str) -> int:
-        """Return how many texts take about `_BATCH_SECONDS`, within the limits."""
+        """Return the number of texts that take about `_BATCH_SECONDS`, within the limits."""
         fitting = int(_BATCH_SECONDS / self._seconds_per_text[kind])
         return min(self.settings.limits.max_batch, max(_MIN_BATCH[kind], fitting))
 
     def _take(self, waiting: _Waiting, max_texts: int) -> tuple[_Waiting, Job]:
-        """Take the next texts of a job out of the queue, and the job when it has no more."""
+        """Return the next texts of a job as a smaller job. Remove the job if none are left."""
         start = waiting.n_taken
         part = replace(waiting.job, texts=waiting.job.texts[start : start + max_texts])
         waiting.n_taken += len(part.texts)
@@ -338,7 +338,7 @@ class Backend:
         """Load the model, and use it from the next batch on.
 
         Raises:
-            EliasError: If the model cannot be loaded; the old model stays in use.
+            EliasError: If the model cannot be loaded. The old model is then still used.
         """
         async with self._loading:
             start = time.perf_counter()
@@ -377,13 +377,13 @@ class Backend:
 
 
 def _without_surrogates(table: LabelTable) -> LabelTable:
-    """Return the table with names and ids that can be sent as JSON."""
+    """Return the table without lone surrogates, which cannot be sent as JSON."""
     ids = None if table.ids is None else tuple(sanitize(table.ids)[0])
     return replace(table, names=tuple(sanitize(table.names)[0]), ids=ids)
 
 
 def _free_memory() -> None:
-    """Free the old model, which has reference cycles, and return its memory to the system."""
+    """Free the memory of the old model, and return it to the operating system."""
     gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
@@ -394,7 +394,7 @@ def _not_ready() -> RequestError:
 
 
 def _warm_up(served: ServedModel) -> None:
-    """Run the model, so that the first requests need not wait for compilation and disk reads."""
+    """Run the model once, so that the first requests do not wait for compilation and disk reads."""
     served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough to use several threads
     served.compute([Job("explain", _WARM_UP[:1], 5)])
     served.compute([Job("predict", _WARM_UP[:1], 5)])

@@ -37,11 +37,11 @@ _ERRORS = {
 }
 """The ``error_type`` and the description of each HTTP status.
 
-Where Text Embeddings Inference has a name for an ``error_type``, this server uses the same.
+The names are those of Text Embeddings Inference, where it has one.
 """
 
 HANDLED = (HTTPException, RequestValidationError, EliasError)
-"""Exceptions with an error response of their own. Any other becomes an internal error (500)."""
+"""Exceptions that `handle_exception` converts. Any other becomes an internal error (500)."""
 
 
 class RequestError(HTTPException):
@@ -56,7 +56,7 @@ def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def error_response(
     status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Return an error response. A long message is shortened, and always put on one line."""
+    """Return an error response with a message of one line. A long message is shortened."""
     line = " ".join(message.split())
     if len(line) > _MAX_LENGTH:
         line = f"{line[: _MAX_LENGTH - 1]}…"
@@ -66,7 +66,7 @@ def error_response(
 
 
 def raw_response(status: int, message: str) -> bytes:
-    """Return an error response as bytes, for a connection that is closed after it."""
+    """Return an error response as bytes, to send before a connection is closed."""
     response = error_response(status, message, {"Connection": "close"})
     headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
     line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
@@ -85,7 +85,7 @@ async def handle_exception(_: Request, error: Exception) -> JSONResponse:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    """Describe a validation error without the invalid value, which may be a private text."""
+    """Describe a validation error. Leave out the invalid value, which may be a private text."""
     if error["type"] == "json_invalid":
         return NOT_JSON
     if isinstance(error["input"], bytes):  # FastAPI parses JSON only if the header names it

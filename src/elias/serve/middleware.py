@@ -52,7 +52,7 @@ _MAX_BODIES = 64
 _LARGE_BODY = 64 * 2**10
 """Body size in bytes from which the check runs on a thread, to keep the event loop free."""
 _EXTRA_STRINGS = 1000
-"""Strings allowed in addition to texts. Documents for Annif have ids and other keys."""
+"""Number of strings allowed besides the texts, such as keys and the ids of Annif's documents."""
 _BYTES_OUTSIDE = 8 * 2**10
 """Bytes allowed outside JSON strings, in addition to `_BYTES_PER_STRING` for each string."""
 _BYTES_PER_STRING = 16
@@ -63,8 +63,8 @@ _BYTES_PER_CHARACTER = 12
 class AccessLogMiddleware:
     """Log, count and time requests, and answer unexpected exceptions with status 500.
 
-    The traceback of such an exception is logged. HEAD is answered like GET on every route, because
-    uptime monitors and load balancers often send it. The HTTP server drops the body.
+    The traceback of an unexpected exception is logged. HEAD is handled as GET on every route,
+    because uptime monitors and load balancers often send it. The HTTP server removes the body.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Container[str]) -> None:
@@ -206,8 +206,8 @@ class RequestCheckMiddleware:
         """Read a body until it ends, the client disconnects, or it is larger than ``max_body``.
 
         Raises:
-            RequestError: If all bodies that are being read take too much memory (429). This
-                concerns large ones only.
+            RequestError: If the body is large, and all bodies that are being read take too much
+                memory (429).
         """
         body, more, max_body = bytearray(), True, self._limits.max_body
         try:
@@ -224,7 +224,7 @@ class RequestCheckMiddleware:
         return bytes(body)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Raise `RequestError` if a request has an unknown host name, or a page of one sent it."""
+        """Raise a `RequestError` if the host name or the origin of a request is not allowed."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._is_served(hosts[0]):
             raise RequestError(421, "unknown host name; add it with --host-name NAME")
@@ -232,7 +232,7 @@ class RequestCheckMiddleware:
         is_page = origin.startswith((b"http", b"null"))
         is_allowed = origin.decode("latin1") in self._backend.settings.allow_origins
         if is_page and not is_allowed and not self._is_served(origin):
-            message = "sent by a web page of another host; allow it with --allow-origin URL"
+            message = "the web page is on another host; allow it with --allow-origin URL"
             raise RequestError(403, message)
 
     def _is_served(self, host: bytes) -> bool:

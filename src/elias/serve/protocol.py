@@ -1,7 +1,7 @@
 """HTTP connections with limits that uvicorn does not have.
 
-They cover the time and the size of the headers, the number of connections, and clients that do not
-read their answers.
+The limits cover the time and the size of the headers, the number of connections, and clients that
+do not read their responses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG_SECONDS = 1.0
 
 
 class Connections:
-    """The connections of a worker that wait for a request, oldest first, and their limits."""
+    """The limits of a worker's connections, and the connections that wait for a request."""
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
         self.timeout = limits.timeout
@@ -58,11 +58,11 @@ class Connections:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which closes a connection that exceeds a limit.
+    """The HTTP protocol of uvicorn, with limits. A connection that exceeds a limit is closed.
 
-    A connection waits for a request until the headers are complete, and again when the request is
-    answered. If it waits longer than the timeout, it is closed. If there are too many connections,
-    the one that has waited longest is closed, so that idle ones cannot shut others out.
+    A connection waits until the headers of a request are complete, and again after the response. If
+    it waits longer than the timeout, it is closed. If there are too many connections, the one that
+    has waited longest is closed, so that idle connections cannot block others.
     """
 
     def __init__(self, connections: Connections, **options: Any) -> None:
@@ -87,14 +87,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived, unless the headers are too large."""
+        """Parse received bytes, and close the connection if the headers are too large."""
         self._n_pending += len(data)
         super().data_received(data)
         if self._n_pending > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._close(431, f"headers larger than {MAX_HEADER_BYTES:,} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Reject a request that is not HTTP."""
         self._limits.count(400, "a request is not HTTP")
         super().send_400_response(msg)
 
@@ -115,14 +115,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, unless it has arrived."""
+        """Start waiting for the next request, unless it has already arrived."""
         super().on_response_complete()
         if self.cycle.response_complete:
             self._n_unsent = self.transport.get_write_buffer_size()
             self._start_waiting()
 
     def shutdown(self) -> None:
-        """Close the connection if no request is computed. A new one gets 503 instead of nothing."""
+        """Close the connection if it has no request. A new connection gets status 503 first."""
         if self.cycle is None:
             self.transport.write(  # type: ignore[unreachable]
                 raw_response(503, "the server is shutting down")
@@ -153,7 +153,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _close(self, status: int, reason: str) -> None:
-        """Close the connection, and answer a request that has begun to arrive."""
+        """Close the connection. If part of a request has arrived, send an error response first."""
         self._limits.count(status, reason)
         self._stop_waiting()
         if self.cycle is None or (self.cycle.response_complete and self._n_pending):

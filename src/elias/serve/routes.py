@@ -80,7 +80,7 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
 
 
 async def _respond(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
-    """Return the result of a job as JSON. It is not validated again."""
+    """Return the result of a job as JSON, without validating it against the schema."""
     rows = await compute(backend, job, max_inputs, request)
     # On a thread, because an answer may have 100,000 values.
     content = await asyncio.to_thread(_to_json, rows)
@@ -136,7 +136,7 @@ async def _disconnected(request: Request) -> None:
 def _add_state_routes(api: FastAPI, backend: Backend) -> None:
     @api.get("/health", responses=error_schemas(503), tags=["state"])
     async def health() -> schemas.Status:
-        """Return ok if the process is alive and workers do not keep dying."""
+        """Return ok if the process is alive and workers do not die repeatedly."""
         error = backend.settings.health_error()
         if error is not None:
             raise RequestError(503, error, {"Retry-After": "30"})
@@ -265,7 +265,7 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
 
 
 def _check_query(request: Request) -> None:
-    """Refuse a query parameter that the route does not have."""
+    """Raise an error for a query parameter that the route does not have."""
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:

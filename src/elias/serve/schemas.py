@@ -15,7 +15,7 @@ _LONGEST_NAME = 50  # shown of an unknown name
 
 
 def suggest_name(name: str, known: Collection[str]) -> str:
-    """Return an unknown name in quotes, with the known name that is meant, or all known names."""
+    """Return an unknown name in quotes, with the most similar known name, or all known names."""
     name = name[:_LONGEST_NAME]
     return repr(name) + (did_you_mean(name, known) or f"; known are: {', '.join(known)}")
 
@@ -38,7 +38,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# In an annotation, put this after the bounds. Otherwise the OpenAPI file has no bounds.
+# Must follow the bounds in an annotation. Otherwise the OpenAPI file has no bounds.
 Whole = BeforeValidator(_whole)
 Target = Annotated[
     str, Field(pattern=r"^(f1|per-label|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")
@@ -161,7 +161,7 @@ class WhyLabel(_DescribedLabel):
     score: float
     probability: float | None
     added: Annotated[
-        bool, Field(description="Found by its text, not in the index; it has no paths.")
+        bool, Field(description="Found by the label's text, not in the index; it has no paths.")
     ] = False
     p: float
     classifier_score: float

@@ -46,17 +46,18 @@ logger = logging.getLogger(__name__)
 _MAX_DELAY = 30.0
 """Maximum seconds between two attempts to start a worker."""
 _MAX_DEATHS = 10
-"""Number of worker deaths within `_PERIOD` after which the server exits if none is serving."""
+"""Number of worker deaths within `_PERIOD` after which the server exits if no worker is ready."""
 _UNHEALTHY_DEATHS = 3
-"""Number of worker deaths within `_PERIOD` that make ``/health`` 503 until all are ready."""
+"""Number of worker deaths within `_PERIOD` after which ``/health`` returns 503 until all workers
+are ready again."""
 _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
-"""Connections to refuse between two polls during shutdown, and the time for each."""
+"""Maximum number of connections to refuse between two polls during shutdown, and seconds each."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
-"""Whether workers are forked. On macOS, libraries of the system do not survive a fork."""
+"""Whether workers are forked. On macOS, some system libraries do not work after a fork."""
 _SHARED_MODULES = ("elias.serve.app", "elias.serve.backend", "elias.serve.protocol")
 """Modules that the supervisor imports before it forks. They import torch, but compute nothing."""
 _FORWARDED = (signal.SIGTERM, *((signal.SIGHUP,) if _HAS_SIGHUP else ()))
@@ -74,7 +75,7 @@ def serve(settings: ServeSettings) -> None:
     Windows has no SIGHUP. There, restart the server to load another model.
 
     Raises:
-        ConfigError: If the address cannot be used, or several workers are asked for on Windows.
+        ConfigError: If the address cannot be used, or several workers are requested on Windows.
         ModelError: If the model cannot be loaded.
     """
     model = settings.model
@@ -180,7 +181,7 @@ class _Supervisor:
             self._signal_workers(signal.SIGKILL)
 
     def _refuse_connections(self) -> None:
-        """Answer connections with status 503 that the workers no longer accept."""
+        """Answer new connections with status 503, because the workers no longer accept any."""
         self._sock.setblocking(False)
         with suppress(OSError):  # there are no more
             for _ in range(_MAX_REFUSED):
@@ -272,7 +273,7 @@ class _Supervisor:
 
 @contextmanager
 def _delayed_signals() -> Iterator[None]:
-    """Delay signals to a worker that is forked until it has handlers of its own."""
+    """Delay signals to a worker that is being forked until it has its own handlers."""
     if _FORKS:
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     yield
@@ -407,7 +408,7 @@ def _set_up_logging() -> None:
 
 
 def _limit_threads(workers: int) -> None:
-    """Limit PyTorch to the share of this worker in the available CPU cores."""
+    """Limit PyTorch to this worker's share of the CPU cores."""
     import torch
 
     has_affinity = hasattr(os, "sched_getaffinity")

@@ -79,7 +79,7 @@ class ServeSettings:
     keys: tuple[str, ...] = ()
     """Accepted API keys; if empty, no key is required."""
     host_names: tuple[str, ...] = ()
-    """Names in URLs by which clients may address the server, besides those of this machine."""
+    """Host names that clients may use in URLs of the server, besides localhost."""
     allow_origins: tuple[str, ...] = ()
     """Origins of web pages on other hosts that may use the server, such as https://example.org."""
     device: str = "auto"
@@ -107,16 +107,16 @@ class ServeSettings:
                 )
         if not (is_loopback(self.host) or self.keys or self.host_names):
             raise ConfigError(
-                f"--host {self.host}: other machines could use the server, and web pages too; "
-                "require a key with --api-key-file, or give the names by which clients may address "
-                "it with --host-name (localhost for this machine only)"
+                f"--host {self.host}: other machines and web pages could use the server; require a "
+                "key with --api-key-file, or list the host names of the server with --host-name "
+                "(localhost for this machine only)"
             )
 
     def is_served(self, host_name: str) -> bool:
-        """Return whether requests to a host name are answered.
+        """Return whether requests to a host name are answered, to prevent DNS rebinding.
 
-        A web page can resolve its own name to the address of this server, and use it from the
-        browser of a visitor (DNS rebinding). The request then has the name of the page.
+        In this attack, a web page lets its own host name resolve to the address of this server, and
+        then uses the server through the browser of a visitor.
         """
         is_checked = is_loopback(self.host) or self.host_names
         return not is_checked or is_loopback(host_name) or host_name in self.host_names
@@ -137,7 +137,7 @@ class ServeSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address always means this machine."""
+    """Return whether a host name or address always refers to this machine."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost" or host.endswith(".localhost")

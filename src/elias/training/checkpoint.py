@@ -112,8 +112,8 @@ def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 def model_checkpoint(model: EliasModel, position: int, stage: str, score: float) -> Checkpoint:
     """Return a checkpoint of a model with the weights and metadata that `rebuild_model` needs.
 
-    ``position`` and ``stage`` are the index and the name of the stage that trained it, ``score`` is
-    the validation metric of the stage, -inf if there is none.
+    ``position`` and ``stage`` are the index and the name of the stage that trained the model.
+    ``score`` is the validation metric of the stage, or -inf if there is none.
     """
     settings = {
         "alpha": model.alpha,
@@ -135,10 +135,10 @@ def rebuild_model(
     *,
     one_vs_all: bool,
 ) -> EliasModel:
-    """Return the model of a checkpoint with the given encoder, whose weights are replaced.
+    """Build the model of a checkpoint and load its weights, also into the given encoder.
 
-    ``rows`` are the label classifiers of this process. ``one_vs_all`` applies to checkpoints of
-    older versions, which do not say it.
+    ``rows`` are the label classifiers of this process. ``one_vs_all`` is used for checkpoints of
+    older versions, which do not store it.
     """
     settings = checkpoint.metadata["model"]
     tensors = strip_prefix(WEIGHTS, checkpoint.tensors)
@@ -173,8 +173,8 @@ def full_checkpoint(
         current: The `model_checkpoint` of the model in training.
         device: The device, whose random state is included.
         partition: The cluster of each label, or None.
-        earlier: The `model_checkpoint` of an earlier stage that may be returned to, or None.
-        progress: The state of the stage, or None after its end.
+        earlier: The `model_checkpoint` of the best earlier stage, or None.
+        progress: The state of the current stage, or None if it is finished.
     """
     metadata: dict[str, Any] = {**current.metadata, "earlier": None}
     tensors = current.tensors | random_state(device)
@@ -265,8 +265,8 @@ class Checkpoints:
     def after_step(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint if one is due. If a signal was received, write one and stop the run.
 
-        With several processes, this happens one step later, because the processes exchange their
-        requests asynchronously during the next step. No process has to wait.
+        With several processes, this happens one step later: the processes exchange their requests
+        during the next step, so that none has to wait.
         """
         stop, due = run.interruption.signal, self.due()
         if self.world.size > 1:
@@ -285,7 +285,7 @@ class Checkpoints:
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's requests, and return those of all processes in the previous step."""
+        """Send this process's requests, and return the combined requests of the previous step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()
@@ -364,7 +364,7 @@ class Checkpoints:
             problem = "a weight is not finite"
             logger.warning("no checkpoint is written: %s", problem)
         if world.size > 1:
-            if world.is_rank0:  # remove parts that were written after rank 0 gave up an attempt
+            if world.is_rank0:  # remove shards of earlier attempts that failed
                 for old in set(self.folder.glob(f".*{_SHARDS}")) - {shards}:
                     shutil.rmtree(old, ignore_errors=True)
             write_shard(shards, world, {n: t for n, t in tensors.items() if is_row(n)}, problem)
@@ -398,8 +398,8 @@ def _shard_name(rank: int, size: int) -> str:
 def write_shard(folder: Path, world: World, tensors: dict[str, Tensor], problem: str) -> None:
     """Write this process's rows, then a JSON file with their size and checksum.
 
-    If there is a ``problem`` or the rows cannot be written, the JSON file reports that instead. It
-    usually fits on the disk even if the rows do not.
+    If there is a ``problem``, or the rows cannot be written, the JSON file describes the problem
+    instead. It usually fits on the disk even if the rows do not.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _shard_name(world.rank, world.size)
@@ -478,8 +478,9 @@ def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
 def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     """Keep only this process's part of the pending gradients of a checkpoint.
 
+    The checkpoint was written by a single process, because only then can gradients be pending.
     Gradients of W_L are split by label. All other gradients are later summed over processes, so
-    only rank 0 keeps them. Only a single process writes checkpoints with pending gradients.
+    only rank 0 keeps them.
     """
     n_rows = len(tensors["model.labels.bias"])
     result: dict[str, Tensor] = {}
@@ -541,10 +542,10 @@ def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> N
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
-    """Return fingerprints of the inputs that must not change when a run is resumed.
+    """Return fingerprints of the inputs that must be the same when a run is resumed.
 
-    The configuration is checked separately. The device type is included because it determines the
-    format of the optimizer state in a checkpoint.
+    The device type is included because it determines the format of the optimizer state in a
+    checkpoint. The configuration is checked separately.
     """
     by_kernels = device.type == "cuda" and has_triton()
     return {
@@ -602,7 +603,7 @@ def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[El
     if newest is not None:
         state = _checked_state(run, _read_metadata(newest)["run"])
     if state is None:
-        logger.warning("%s: no checkpoint can be used, the run starts over", run.folder)
+        logger.warning("%s: no checkpoint can be used, so the run starts over", run.folder)
         state = {"records": [], "timings": {}, "under_way": {}}
     if members:
         logger.info("resumed after member %d of %d", len(members), n_members)

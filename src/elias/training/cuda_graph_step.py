@@ -30,8 +30,8 @@ class _Output(NamedTuple):
 class CudaGraphStep:
     """Compute `EliasModel.losses` and all gradients with one captured CUDA graph per input shape.
 
-    To limit the number of shapes, texts are padded to a few lengths and positives to a few widths
-    (`pad_positives`).
+    To limit the number of shapes, texts are padded to a few lengths, and the lists of positive
+    labels to a few widths (`pad_positives`).
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class CudaGraphStep:
 
         Args:
             model: A model in training mode on a GPU. Its weights must stay at the same addresses.
-            gradients: Container that receives the gradients of W_L and A.
-            losses: Function that calls `EliasModel.losses` with φ, positives and parents.
+            gradients: Container for the gradients of label classifiers and edges.
+            losses: Function of embeddings, positives and their clusters that calls
+                `EliasModel.losses`.
             accumulates: Whether gradients are accumulated over several steps and must be copied.
             batch_size: Number of points in a full batch. Smaller batches run without a graph.
             record: Function that captures a graph. Tests replace it.
@@ -87,7 +88,7 @@ class CudaGraphStep:
 
     @contextmanager
     def _undone(self, *, always: bool) -> Iterator[None]:
-        """Restore the gradients of W_L and A after the block.
+        """Restore the gradients of label classifiers and edges after the block.
 
         Unless ``always``, restore them only if the block raises an error.
         """
@@ -140,9 +141,9 @@ class CudaGraphStep:
 
 
 def pad_positives(positives: Tensor, beam_size: int, n_labels: int) -> Tensor:
-    """Pad positives (B, Y) to width ``beam_size`` or, if Y is larger, to the next power of two.
+    """Pad lists of positive labels (B, Y) with ``n_labels`` to width ``beam_size``.
 
-    The padding value is ``n_labels``.
+    If Y is larger than ``beam_size``, pad to the next power of two.
 
     >>> pad_positives(torch.tensor([[3]]), 2, 9).tolist()
     [[3, 9]]

@@ -1,6 +1,6 @@
 """Estimate the number of parameters, the memory and the epoch time of a run.
 
-The epoch time is extrapolated from a few timed steps, after a warm-up that compiles what they need.
+The epoch time is extrapolated from a few timed steps, after a warm-up that compiles the kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig, ResolvedStage
     from elias.data.corpus import Corpus, Split
     from elias.inference.predictor import Elias
-    from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
 
 
@@ -132,7 +131,7 @@ def estimate_run(
 
 
 def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) -> int:
-    """Return the number of weights in the encoder, Ŵ_C, W_L and the edges of A."""
+    """Return the number of weights of encoder, cluster classifiers, label classifiers and edges."""
     index = config.index
     n_rows = index.n_clusters + n_labels  # each row has one weight per dimension and a bias
     in_encoder = sum(weight.numel() for weight in encoder.parameters())
@@ -189,7 +188,7 @@ def _step_seconds(
             torch.cuda.synchronize()
         return (time.monotonic() - start) / n_steps
 
-    # the warm-up takes the same steps, so that everything they need is compiled before
+    # the warm-up runs the same steps, so that all kernels are compiled before
     warmup = run(_TIMED_STEPS) * _TIMED_STEPS
     return run(1 if warmup > _LONG_WARMUP else _TIMED_STEPS)
 
@@ -197,7 +196,7 @@ def _step_seconds(
 def build_stage_model(
     config: ResolvedConfig, stage: ResolvedStage, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
-    """Build a model to time a stage, with its real sizes but arbitrary clusters and edges."""
+    """Build a model to time a stage. Its sizes are real, its clusters and edges arbitrary."""
     index = config.index
     partition = None if stage.score_all else np.arange(n_labels) % index.n_clusters
     model = build_model(config, encoder, n_labels, partition)

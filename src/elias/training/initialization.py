@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 SCALE = 10.0
 """Initial logit, without bias, of a typical embedding that points towards a label's centroid."""
 INDEXED_POINTS = 10
-"""Points from which on a new label of a continued model is in the graph. With fewer, a label is
-predicted better by its name and its points as examples, beside the index."""
-_CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
+"""Minimum number of points of a new label to get edges when a model is trained further. Labels with
+fewer points are predicted better by their names, with their points as examples."""
+_CHUNK_POINTS = 2**16  # number of points whose embeddings are broadcast at a time
 
 
 def initial_encoder(
@@ -79,10 +79,10 @@ def initial_encoder(
 
 
 class Centroids(NamedTuple):
-    """The centroid directions of labels in the space of φ."""
+    """The directions of the labels' mean embeddings, seen from the mean of all embeddings."""
 
     directions: NDArray[np.float32]
-    """(L, D) unit vectors; zero for a label without points."""
+    """(L, D) unit vectors, or zeros for a label without points."""
     center: NDArray[np.float32]
     """(D,) mean embedding of all points, from which directions are measured."""
     spread: float
@@ -130,7 +130,11 @@ def find_sharded_centroids(
 def init_from_centroids(
     rows: LinearRows, directions: NDArray[np.float32], centroids: Centroids, bias: float
 ) -> None:
-    """Set each row so that its logit is ``SCALE`` · cosine + ``bias`` for a typical embedding."""
+    """Set the weights of each row to a scaled direction, with ``bias`` as the logit at the center.
+
+    For an embedding at the typical distance from the center, the logit is ``SCALE`` · cosine +
+    ``bias``.
+    """
     weight = directions * np.float32(SCALE / centroids.spread)
     offset = bias - weight @ centroids.center
     rows.weight.copy_(torch.from_numpy(weight))
@@ -162,7 +166,10 @@ def build_model(
     partition: NDArray[np.int64] | None,
     rows: LinearRows | None = None,
 ) -> EliasModel:
-    """Return an untrained model with the fixed graph of a partition, or one-vs-all if None."""
+    """Return an untrained model whose fixed graph is a partition of the labels into clusters.
+
+    If ``partition`` is None, return a one-vs-all model.
+    """
     if partition is None:
         return OneVsAll(encoder, n_labels, rows)
     index = config.index
@@ -197,7 +204,7 @@ class StageInitializer:
             embedding = self.world.gather_rows(embed_all(self.encoder, self._own_tokens))
 
         def cluster() -> NDArray[np.int64]:
-            """Cluster the labels on bags of words and, if given, on the current φ (Eq. 14–15)."""
+            """Cluster the labels by bags of words and, if given, by embeddings (Eq. 14–15)."""
             assert self.bow is not None
             sparse, dense = label_centroids(labels, self.bow, embedding)
             return balanced_clusters(sparse, dense, index.n_clusters, seed)
@@ -205,7 +212,7 @@ class StageInitializer:
         return self.world.broadcast_from_rank0(cluster)
 
     def build_model(self, partition: NDArray[np.int64] | None) -> EliasModel:
-        """Return the result of `build_model`; call `init_classifiers` next."""
+        """Build an untrained model. `init_classifiers` must be called next."""
         n_labels = self.points.labels.shape[1]
         rows = self.label_rows(n_labels)
         return build_model(self.config, self.encoder, n_labels, partition, rows)
@@ -242,7 +249,7 @@ class StageInitializer:
     def init_learned_graph(
         self, model: EliasModel, partition: NDArray[np.int64], stage: ResolvedStage, position: int
     ) -> None:
-        """Replace the graph by a learned one, with edges from the points' clusters (Eq. 9–10)."""
+        """Replace the graph by one with learnable edges, chosen by co-occurrence (Eq. 9–10)."""
         index, world = self.config.index, self.world
         n_clusters, n_edges = model.graph.n_clusters, index.edges_per_cluster
         ranked = cluster_all(model, self._own_tokens, index.beam_size)
@@ -271,15 +278,16 @@ class StageInitializer:
 
     @torch.no_grad()
     def add_labels(self, model: EliasModel, is_new: NDArray[np.bool_]) -> EliasModel:
-        """Return a trained model with rows of W_L and edges for new labels.
+        """Return a trained model with classifiers and edges for new labels.
 
-        Their classifiers start from centroids, with the mean length of the others and, for the mean
-        embedding, their mean logit. A label with `INDEXED_POINTS` points gets about as many edges
-        as others have, from the clusters that its points reach; others are not in the graph.
+        The classifier of a new label points to its centroid, and has the mean length and mean logit
+        of the other classifiers. A label with `INDEXED_POINTS` points gets as many edges as other
+        labels have on average, from the clusters of its points. Other new labels get no edges.
 
         Args:
-            model: The model, which has the first labels of the points.
-            is_new: (L,) mask of the new labels. Those that the model has are placed again.
+            model: The model. Its labels are the first labels of the points.
+            is_new: (L,) mask of the new labels. Labels of the model among them are initialised
+                again.
         """
         world, device, n_labels = self.world, model.labels.weight.device, len(is_new)
         new, known = np.flatnonzero(is_new), torch.from_numpy(~is_new[: model.n_labels])
@@ -304,7 +312,7 @@ class StageInitializer:
         indexed = np.flatnonzero(is_new & (self._counts() >= INDEXED_POINTS))
 
         def counts() -> csr_matrix:
-            """Return A' = MᵀY of the labels that get edges."""
+            """Return the `edge_counts` of the labels that get edges."""
             assert beams is not None
             assert scores is not None
             indexed_labels = self.points.labels.tocsc()[:, indexed].tocsr()
@@ -340,11 +348,11 @@ def edge_counts(
     n_clusters: int,
     n_edges: int,
 ) -> csr_matrix:
-    """Return A' = MᵀY (C, L), where M has the top-b cluster scores of each point (Eq. 9).
+    """Return how often clusters and labels occur together: A' = MᵀY (C, L), Eq. 9.
 
-    With millions of labels the full matrix would not fit in memory. The result therefore keeps,
-    for each cluster, only the ``n_edges`` labels of highest count and the labels that
-    ``partition`` assigns to it. `strongest_edges` needs no other entries.
+    M has the scores of each point's best clusters, and Y its labels. With millions of labels the
+    full matrix would not fit in memory. The result therefore has, for each cluster, only the
+    ``n_edges`` labels with the highest counts and the labels that ``partition`` assigns to it.
     """
     n_points, width = beams.shape
     offsets = np.arange(n_points + 1, dtype=np.int64) * width
@@ -363,10 +371,10 @@ def edge_counts(
 
 
 def add_edges(graph: LabelGraph, counts: csr_matrix, labels: NDArray[np.int64]) -> LabelGraph:
-    """Return the graph with edges to labels that have none, in additional slots.
+    """Return the graph with edges to new labels, in additional slots.
 
-    A label gets edges from the clusters of its highest counts: as many as others have on average,
-    or one in a fixed graph. They start with the mean logit of their cluster.
+    A new label gets edges from the clusters with its highest counts: as many edges as other labels
+    have on average, or one in a fixed graph. An edge starts with the mean logit of its cluster.
 
     Args:
         graph: The graph, whose edges are kept.
@@ -402,10 +410,10 @@ def add_edges(graph: LabelGraph, counts: csr_matrix, labels: NDArray[np.int64]) 
 def strongest_edges(
     counts: csr_matrix, partition: NDArray[np.int64], edges_per_cluster: int
 ) -> NDArray[np.int64]:
-    """Return each cluster's κ labels of highest count (C, κ), padded with L.
+    """Return the κ labels with the highest counts of each cluster (C, κ), padded with L.
 
-    A label that no cluster selects gets an edge from its cluster in the partition, which replaces
-    the weakest edge of that cluster. Every label can thus be reached.
+    To make every label reachable, a label that no cluster selects gets an edge from its cluster in
+    the partition. The edge replaces the weakest one of that cluster.
     """
     n_clusters, n_labels = counts.shape
     order = np.argsort(partition, kind="stable")
@@ -430,7 +438,7 @@ def strongest_edges(
 def _choose(
     counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
 ) -> NDArray[np.int64]:
-    """Return the edges of one cluster: the required labels and the labels of highest count."""
+    """Return the labels of one cluster: the required ones, then those with the highest counts."""
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Train on label texts: one extra point per label, whose targets are drawn anew in each epoch.
+"""Train on label texts: one extra point per label, whose target labels are sampled in each epoch.
 
 See docs/explanation/label-text.md.
 """
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
     from elias.text.vectorizer import SplitTexts
 
 NEIGHBOURS = 15
-"""Largest number of other labels among the targets of a label text."""
+"""Maximum number of other labels among the targets of a label text."""
 MIN_TARGET = 0.1
-"""Smaller targets are left out."""
+"""Targets with a lower probability are left out."""
 SMOOTHING = 2.0
-"""Number of imaginary points by which measured shares are smoothed."""
-_MAX_TEXTS = 1 << 17  # texts in which names are sought: enough to measure a share
-_PAIRS = 1 << 22  # pairs of a label and a text that are compared at a time
+"""Number of pseudo-points by which measured shares are smoothed."""
+_MAX_TEXTS = 1 << 17  # number of texts in which names are searched, enough to measure a share
+_PAIRS = 1 << 22  # number of (label, text) pairs that are compared at a time
 
 
 @dataclass(frozen=True)
 class LabelPoints:
-    """One point per label text, with the probability of each of its targets.
+    """Label texts to train on, with the probability of each of their target labels.
 
-    The cross-entropy is linear in the target. Targets that are drawn as 0 or 1 therefore have the
-    same expected gradient as the probabilities, and the loss needs no real-valued targets.
+    In each epoch, targets are sampled as 0 or 1. The cross-entropy is linear in the target, so the
+    expected gradient is the same as with the probabilities as targets.
     """
 
     tokens: Tokens
     """The tokenized label texts."""
     targets: csr_matrix
-    """(texts, L) probability with which each label is a positive of the text in an epoch."""
+    """(texts, L) probability that a label is sampled as a target of the text."""
     copies: NDArray[np.float64]
-    """(texts,) mean number of times that each text is drawn in an epoch."""
+    """(texts,) expected number of times that each text is sampled in an epoch."""
 
     @property
     def n_drawn(self) -> int:
-        """Return the number of texts drawn in an epoch, which is the same in each."""
+        """Return the number of texts sampled in each epoch."""
         return max(1, round(float(self.copies.sum())))
 
     def draw(self, seed: Sequence[int]) -> Points:
-        """Draw the label texts of one epoch; the same seed draws the same ones."""
+        """Sample the label texts of one epoch and their targets, determined by the seed."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.tokens))
         ends = np.cumsum(self.copies[order])  # each text is an interval as long as its copies
@@ -75,8 +75,9 @@ class LabelPoints:
 def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:
     """Return the target probabilities of the label texts (L, L).
 
-    On the diagonal is the share of the training texts naming a label that have it. It is 0 if that
-    is below `MIN_TARGET` or if the label text has no letter.
+    The diagonal has the share of texts that have a label, among the texts that contain its name. It
+    is 0 if the share is below `MIN_TARGET` or the name has no letter. Other entries are the result
+    of `co_occurrence`.
 
     Args:
         names: The name of each label.
@@ -88,7 +89,7 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
     column = {word: i for i, word in enumerate(words)}
     of_label = [
         sorted({column.get(word, len(words)) for word in words_of(name) if is_word(word)})
-        for name in names  # the last column is for words that are in no text
+        for name in names  # the last column stands for words that occur in no text
     ]
     ends = np.cumsum([0, *map(len, of_label)])
     name_words = np.fromiter(chain.from_iterable(of_label), np.int32, ends[-1])
@@ -104,9 +105,9 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
 
 
 def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> NDArray[np.float64]:
-    """Return for each label the share of the texts with all words of its name that have the label.
+    """Return the share of texts that have a label, among the texts that contain its name (L,).
 
-    The share of a label is smoothed by the mean share of all labels whose names occur.
+    A text contains a name if it has all its words. Shares are smoothed towards their mean.
 
     Args:
         names: (L, words) words of the label names, as nonzero entries.
@@ -143,7 +144,7 @@ def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> N
 
 
 def co_occurrence(labels: csr_matrix, n_neighbours: int = NEIGHBOURS) -> csr_matrix:
-    """Return the smoothed P(j | ℓ) of each label's most frequent companions j ≠ ℓ (L, L)."""
+    """Return the smoothed probabilities P(j | ℓ) of the labels j that most often occur with ℓ."""
     ones = _ones(labels.indices, labels.indptr, labels.shape[1] - 1)
     of_label = ones.T.tocsr()
     counts = np.diff(of_label.indptr)
@@ -166,6 +167,6 @@ def co_occurrence(labels: csr_matrix, n_neighbours: int = NEIGHBOURS) -> csr_mat
 
 
 def _ones(indices: NDArray[Any], indptr: NDArray[Any], last_column: int) -> csr_matrix:
-    """Return a matrix with ones at the given places."""
+    """Return a CSR matrix with ones at the given indices."""
     shape = (len(indptr) - 1, last_column + 1)
     return csr_matrix((np.ones(len(indices), dtype=np.float32), indices, indptr), shape=shape)

@@ -1,8 +1,8 @@
 """Estimate the memory of a run and compare it with the memory of the machine.
 
-The arithmetic follows the allocations of the code. Where a library allocates (the layers of a
-transformer), a measured number of bytes is used. `benchmarks/memory_check.py` compares the estimate
-with measured peaks.
+The formulas follow the allocations of the code. For allocations of libraries, such as the layers of
+a transformer, measured constants are used. `benchmarks/memory_check.py` compares the estimate with
+measured peaks.
 
 Notation: N points (S of them for initialisation), L labels, C clusters with E edges each, D width
 of φ, B points per step, K shortlist, Y largest number of labels of a point, T tokens per text.
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 FLOAT, INT = 4, 8
 _MOMENTS = 2 * FLOAT
 _LAYER_BYTES = {"float32": 66, "bfloat16": 41}
-"""Bytes kept for the backward pass by a transformer layer, for each token and dimension."""
+"""Bytes per token and dimension that a transformer layer keeps for the backward pass."""
 _LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 37}
 _SLOT_BYTES = 180
-"""Bytes for each slot of the shortlists: labels, paths, logits, scores, gradients."""
+"""Bytes per label of a point's shortlist: label, path, logit, scores and gradients."""
 _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes that the search kernels use for each path."""
@@ -51,16 +51,16 @@ _SEARCH_TABLES = 2 << 30
 _SEARCHED_AT_ONCE = 264
 """Largest number of points that a GPU searches at once, see `elias.kernels.gpu.search`."""
 _CLUSTER_BYTES = 5 * FLOAT
-"""Bytes for each cluster score of a point: logits, scores, ranks, gradients."""
+"""Bytes per cluster and point: logit, score, rank and gradient."""
 _POSITIVE_BYTES = 12 * INT
 _EDGE_BYTES = 6 * FLOAT + 2
-"""Bytes for each edge in a step on a CPU: scores, gradients and masks."""
+"""Bytes per edge in a step on a CPU: scores, gradients and masks."""
 _SEARCH_BYTES = 6 * FLOAT
-"""Bytes for each label in the memory of a search thread, see `elias.kernels.cpu.search`."""
+"""Bytes per label that a search thread uses, see `elias.kernels.cpu.search`."""
 _ALL_CHUNK = 1 << 15
 """Labels that one-vs-all scores at a time."""
 _LARGE_SHARE = 0.15
-"""Suggest a remedy for a purpose that uses more than this share of the total."""
+"""Purposes that use more than this share of the memory get a suggestion to reduce it."""
 
 PROCESS = "program and corpus"
 _BEST, _CHECKPOINT, _INITIALISATION = "best epoch", "checkpoint being written", "initialisation"
@@ -222,7 +222,7 @@ class MemoryCheck(NamedTuple):
     needed: int
     capacity: Capacity
     n_processes: int = 1
-    """Number of processes that share this memory; each process has its own GPU."""
+    """Number of processes that share this memory. GPU memory is not shared."""
 
     @property
     def possible(self) -> bool:
@@ -261,7 +261,7 @@ class MemoryEstimate:
 
     @property
     def machine_total(self) -> int:
-        """Return the peak host memory of all processes of this machine; count shared pages once."""
+        """Return the peak host memory of all processes of this machine. Count shared pages once."""
         return _total_of(process_counts()[1], self.host_total)
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
@@ -303,9 +303,9 @@ class MemoryEstimate:
                 )
 
     def remedies(self, fits: Sequence[MemoryCheck] = ()) -> list[str]:
-        """Return the settings to change, the most effective first.
+        """Return suggestions for reducing the memory, the most effective first.
 
-        The suggested batch size is chosen to fit the capacities in ``fits``.
+        The suggested batch size fits the capacities in ``fits``.
         """
         sizes, config = self.sizes, self.config
         parts = dict(self.on_device or self.on_host)
@@ -339,7 +339,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Return the largest half, quarter, … of the batch size that fits, or half if none fits."""
+        """Return the batch size, halved until the run fits. If no size fits, return half of it."""
         stages = self.config.stages
         largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
@@ -361,7 +361,7 @@ class MemoryEstimate:
 
 
 def _total_of(n_processes: int, n_bytes: int) -> int:
-    """Return the memory of processes with ``n_bytes`` each; count shared pages once."""
+    """Return the total memory of processes with ``n_bytes`` each. Count shared pages once."""
     return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
 
 
@@ -381,8 +381,8 @@ def estimate_memory(
         config: The configuration of the run.
         device: The device that trains.
         resident: Bytes that the process already uses: interpreter, libraries, corpus, encoder.
-        keeps_checkpoints: Whether the run has a folder, and so writes checkpoints.
-        validates: Whether points are held out, so that the best epoch's weights are kept.
+        keeps_checkpoints: Whether the run has a folder, in which checkpoints are written.
+        validates: Whether points are held out. The weights of the best epoch are then kept.
     """
     stages = (step_memory(sizes, config, stage, device) for stage in config.stages)
     steps = max(stages, key=lambda parts: sum(parts.values()))
@@ -417,7 +417,7 @@ def estimate_memory(
 def step_memory(
     sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, device: torch.device
 ) -> dict[str, int]:
-    """Return the training device's memory in a step of the stage, in bytes by purpose."""
+    """Return the memory of a training step on the device that trains, in bytes by purpose."""
     index, dim = config.index, sizes.dim
     on_cpu, compact = device.type == "cpu", index.label_storage == "compact"
     by_kernels = not on_cpu and has_triton()

@@ -1,4 +1,4 @@
-"""AdamW with lazy updates of tables and W_L, gradient accumulation, and weight averaging."""
+"""AdamW with lazy updates of sparse tables, gradient accumulation, and weight averaging."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _DenseUpdate(ParameterUpdate):
 
 
 class _RowUpdate(ParameterUpdate):
-    """Lazy AdamW for a table with sparse gradients. A step updates only rows with a gradient."""
+    """Lazy AdamW for a table with sparse gradients, which updates only rows with a gradient."""
 
     def __init__(
         self, name: str, table: nn.Parameter, rates: AdamWRates, *, accumulates: bool
@@ -191,10 +191,10 @@ class _RowUpdate(ParameterUpdate):
 
 
 class _KernelUpdate(ParameterUpdate):
-    """Lazy AdamW in GPU kernels for W_L, its biases and A.
+    """Lazy AdamW in GPU kernels for the label classifiers W_L and the edge logits A.
 
-    A float32 W_L has full moments. A bfloat16 W_L has compact moments: the first moment in
-    bfloat16, and a single second moment per label.
+    If W_L is float32, its moments are float32. If W_L is bfloat16, its moments are compact: the
+    first moment is bfloat16, and there is a single second moment per label.
     """
 
     prefix = "index."
@@ -267,10 +267,10 @@ class _KernelUpdate(ParameterUpdate):
 
 
 class ChunkedUpdate(ParameterUpdate):
-    """Dense AdamW for W_L of a one-vs-all model.
+    """Dense AdamW for the label classifiers W_L of a one-vs-all model.
 
-    W_L is updated one chunk of labels at a time while the loss is computed. The moments are full or
-    compact, as in `_KernelUpdate`.
+    W_L is updated one chunk of labels at a time while the loss is computed. The moments are float32
+    or compact, as in `_KernelUpdate`.
     """
 
     prefix = "labels."
@@ -357,8 +357,8 @@ class _UpdateGroup:
 class Optimizer:
     """AdamW for all parameters of a model, with the learning rates of a stage.
 
-    The encoder is updated in every step. Ŵ_C, A and W_L are updated every
-    `StageConfig.index_every` steps.
+    The encoder is updated in every step. The classifiers of clusters (Ŵ_C) and labels (W_L) and the
+    edges (A) are updated every `StageConfig.index_every` steps.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class Optimizer:
         self._groups = (self.encoder_group, self.index_group)
 
     def _updates(self, parameters: Mapping[str, nn.Parameter], every: int) -> list[ParameterUpdate]:
-        """Return one update for all dense parameters, and one for each table on the CPU."""
+        """Return one update for all dense parameters, and one for each sparse table on the CPU."""
         tables: list[ParameterUpdate] = []
         dense: dict[nn.Parameter, AdamWRates] = {}
         encoder_tables = {f"encoder.{name}" for name in self._model.encoder.table_names()}
@@ -410,13 +410,13 @@ class Optimizer:
 
     @property
     def gradients(self) -> IndexGradients | None:
-        """Return the container of the gradients of W_L and A, or None if they are in ``.grad``."""
+        """Return the container that kernels write gradients to, or None if they use ``.grad``."""
         return None if self.kernels is None else self.kernels.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
         """Return a function that updates W_L while the one-vs-all loss is computed.
 
-        Return None for a model with a graph, because `step` updates its W_L.
+        Return None for a model with a graph, whose W_L is updated by `step`.
         """
         return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
@@ -471,7 +471,7 @@ class Optimizer:
 
 
 class WeightAverage:
-    """The running mean of a model's weights except A (stochastic weight averaging)."""
+    """The running mean of a model's weights, except for edges (stochastic weight averaging)."""
 
     def __init__(self, model: EliasModel) -> None:
         self._model = model

@@ -46,9 +46,9 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 LOG_FILE = "train.log"
 PARTITION_FILE = "partition.npy"
-"""Array (L,) with the cluster of each label in the last stage with a fixed graph, for Fig. 7."""
+"""Array (L,) with the cluster of each label in the last stage with a fixed graph (for Fig. 7)."""
 REPORT_FILE = "report.html"
-"""Report that `elias report` writes. It is moved or removed together with the run."""
+"""Output of `elias report`, which is moved and removed together with the run."""
 CHECKPOINTS_FOLDER = "checkpoints"
 """Folder of the checkpoints. It is removed when the run is finished."""
 _FILES = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
@@ -78,7 +78,7 @@ def locked(folder: Path) -> Iterator[None]:
             "it, or use another out="
         ) from None
     try:
-        with suppress(OSError):  # the process id is only needed for the message above
+        with suppress(OSError):  # the process id is only used in the message above
             path.write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
@@ -129,7 +129,7 @@ class Interruption:
         try:
             yield
         except SystemError as error:
-            # a signal while numba loads compiled code: its C code does not pass our exception on
+            # a signal arrived while numba loaded compiled code, whose C code hides our exception
             if self.signal is None:
                 raise
             raise Interrupted(signal_number=self.signal) from error
@@ -145,7 +145,7 @@ class Interruption:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors such as a full disk, which other code reports."""
+    """A log file that ignores write errors such as a full disk. Other code reports them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
@@ -229,10 +229,7 @@ class Run:
 
     @contextmanager
     def replaying(self, on: bool) -> Iterator[None]:
-        """Record nothing in this block if ``on``.
-
-        A resumed run repeats some steps whose events were already recorded.
-        """
+        """If ``on``, record nothing in this block, because it repeats steps of a resumed run."""
         self._replaying = on
         try:
             yield
@@ -306,7 +303,7 @@ def open_run(
 
     A run that fails before its first epoch or checkpoint is removed. If a run that replaces a
     finished run fails and cannot be resumed, the finished run is restored. Processes other than
-    rank 0 write nothing but their share of the checkpoints.
+    rank 0 write only their share of the checkpoints.
     """
     run = Run(folder if world.is_rank0 else None)
     run.inputs = dict(inputs or {})
@@ -344,8 +341,8 @@ def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
     world.broadcast(None)
     if folder is not None and not (folder / CONFIG_FILE).exists():
         raise RunError(
-            f"{folder}: rank {world.rank} does not see what rank 0 has written there; use an "
-            "out= on a file system that all machines share"
+            f"{folder}: rank {world.rank} cannot see the files of rank 0; use an out= on a file "
+            "system that all machines share"
         )
     with run.interruption.listening():
         try:
@@ -392,7 +389,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise a `RunError` if no run can start in ``folder``, whatever its configuration."""
+    """Raise a `RunError` if no run of any configuration can start in ``folder``."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file, not a folder; use another out=")
     check_unlocked(folder)
@@ -497,7 +494,7 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The events in the ``metrics.jsonl`` of a run. A model without a run has none."""
+    """The events in the ``metrics.jsonl`` of a run, or no events for a model without a run."""
 
     events: Sequence[Mapping[str, Any]] = ()
 

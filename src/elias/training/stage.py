@@ -61,15 +61,15 @@ logger = logging.getLogger(__name__)
 Batch = TokenBatch | PaddedBatch | ShardedBatch
 
 _AVERAGES_PER_EPOCH = 10
-_STEPS_PER_CHECK = 50  # losses on a GPU are checked this rarely because a check waits for the GPU
+_STEPS_PER_CHECK = 50  # steps between checks of the losses on a GPU, because a check waits for it
 _MAX_NAMED_POINTS = 10
 
 
 @contextmanager
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
-    """Limit torch to the calling thread if numba kernels do most of a model's work.
+    """Limit torch to one thread if most of the model is computed by numba kernels.
 
-    Torch then runs only small operations. More threads would make these slower, and their sums
+    Torch then runs only small operations, which several threads would slow down, and whose sums
     would depend on the number of threads. Transformers and one-vs-all models compute mostly in
     torch, so they use all threads.
 
@@ -89,7 +89,7 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Allow TF32 for float32 matrix products on a GPU. Sums are still accumulated in float32."""
+    """Allow TF32 for float32 matrix products on a GPU. Sums are still computed in float32."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -109,7 +109,7 @@ class Points(NamedTuple):
         return Points(self.tokens.take(rows), self.labels[rows])
 
     def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
-        """Load some of these points and of ``more``, which are numbered on from these."""
+        """Load some of these points and of ``more``, whose row numbers follow those of these."""
         n_own = len(self.tokens)
         own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
         tokens = Tokens.concatenate(own.tokens, others.tokens)
@@ -145,7 +145,7 @@ class _Epoch:
     order: dict[str, Any]
     """State of the random generator at the start of the epoch, which determines the batches."""
     parents: Tensor
-    """Strongest parent of each label at the start of the epoch, and C as padding (L + 1,)."""
+    """Cluster with the strongest edge to each label at the start of the epoch, padded with C."""
     totals: Tensor
     """Sums of the total, classification and shortlist loss over the finished steps (3,)."""
     label_points: Points | None
@@ -188,9 +188,9 @@ class StageLoop:
     world: World = SingleProcess()
     """The processes among which each batch is split."""
     position: int = 0
-    """Position of the stage in the configuration, which is part of the seed of keyed dropout."""
+    """Position of the stage in the configuration, which is part of the seeds."""
     label_points: LabelPoints | None = None
-    """Label texts that are trained on as well."""
+    """Label texts to train on in addition to the points."""
 
     def run(self) -> int:
         """Train, load the weights of the best epoch into the model, and return its number."""
@@ -314,7 +314,7 @@ class StageLoop:
             yield tokens.to(self._device), to_device(positives, self._device)
 
     def _batch_rows(self, epoch: _Epoch, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Yield the row numbers of each batch; those of label texts follow those of the points."""
+        """Yield the row numbers of each batch. Label texts are numbered after the points."""
         lengths = self.points.tokens.lengths
         if epoch.label_points is not None:
             lengths = np.concatenate([lengths, epoch.label_points.tokens.lengths])
@@ -323,7 +323,7 @@ class StageLoop:
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
         """Return the options of `EliasModel.losses`.
 
-        The beam is wide enough for the parent of every positive.
+        The beam has room for the strongest cluster of every positive.
         """
         index = self.config.index
         beam_size = max(index.train_clusters, positives.shape[1])
@@ -391,7 +391,7 @@ class StageLoop:
     # divergence
 
     def _check_losses(self, epoch: _Epoch) -> None:
-        """Raise a `RunError` if a loss is not finite. The error names the points of the batch."""
+        """Raise a `RunError` that names the points of the batch if a loss is not finite."""
         losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
         first = epoch.step - len(losses) + 1
         epoch.unchecked.clear()
@@ -430,9 +430,9 @@ class StageLoop:
             raise self._divergence_error(f"{where}: {name} is not finite")
 
     def _divergence_error(self, problem: str) -> RunError:
-        """Return an error that suggests which learning rate to lower.
+        """Return an error that suggests lowering a learning rate.
 
-        It is the one with the highest ratio to its default.
+        The suggested one has the highest ratio to its default.
         """
         rates, defaults = ["encoder_lr", "label_lr"], ResolvedStage()
         if isinstance(self.model.encoder, BagEncoder):
@@ -451,7 +451,7 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Call `keep`, unless W_L is sharded and gradients are accumulated for a later update."""
+        """Call `keep`, unless W_L is sharded and there are accumulated gradients."""
         if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"

@@ -1,4 +1,4 @@
-"""Train a model on a corpus: check the settings, derive what is open, and run the `Trainer`."""
+"""Train a model on a corpus: check the settings, derive missing ones, and run the `Trainer`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTINUED_EPOCHS = 5
-"""Epochs of a stage that goes on from a model, if none are given."""
+"""Default number of epochs per stage if a model is trained further."""
 
 
 def train(
@@ -60,12 +60,12 @@ def train(
         texts: Instead of a corpus, the training texts. No test points are held out.
         labels: The labels of each of the ``texts``, as lists of names.
         device: ``auto`` uses a GPU if there is one.
-        init_from: A model to start from; it is not modified. Training starts with its encoder,
-            including vocabulary or tokenizer. If it has labels of the corpus (by id or name),
-            all its labels are kept, with their clusters, edges and classifiers; labels that it
-            does not have are added. If it has a learned graph, training starts with the first
-            stage that learns a graph.
-        overwrite: Replace the files of a former run in ``out``.
+        init_from: A model to continue training from; it is not modified. Training starts with its
+            encoder, including vocabulary or tokenizer. If it has labels of the corpus (by id or
+            name), all its labels are kept, with their clusters, edges and classifiers, and the
+            other labels of the corpus are added. If it has a learned graph, training starts with
+            the first stage that learns a graph.
+        overwrite: Replace the files of an earlier run in ``out``.
         ignore_memory: Start even if the memory estimate exceeds what is available.
 
     The former order of arguments, ``train(config, corpus)``, is deprecated.
@@ -178,7 +178,7 @@ def train_resolved(
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
-    """Raise an error if the configuration or ``out`` is invalid, whatever the corpus."""
+    """Raise an error if the configuration or ``out`` is invalid. This needs no corpus."""
     metric_names([config.eval.select_by])
     if config.rerank.embedding == "first" and config.encoder.kind == "bag":
         raise ConfigError(
@@ -223,9 +223,9 @@ def check_world(config: EliasConfig, world: World) -> None:
 
 
 def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
-    """Return the corpus over the labels of ``init_from``, followed by those that are new.
+    """Return the corpus with the labels of ``init_from`` first, followed by its new labels.
 
-    If the two have no label in common, return the corpus itself: only the encoder is used.
+    If they have no label in common, return the corpus unchanged: only the encoder is then used.
 
     Raises:
         DataError: If repeated names cannot be matched.
@@ -235,31 +235,29 @@ def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
     joined = corpus.join_labels(init_from.label_names)
     n_new = joined.n_labels - init_from.n_labels
     if n_new == corpus.n_labels:
-        logger.info("the model to start from has none of the labels: only its encoder is used")
+        logger.info("only the encoder of the initial model is used: it has none of the labels")
         return corpus
     if n_new:
-        logger.info(
-            "%d of the %d labels are new to the model to start from", n_new, corpus.n_labels
-        )
+        logger.info("%d of the %d labels are not in the initial model", n_new, corpus.n_labels)
     return joined
 
 
 def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias | None) -> EliasConfig:
-    """Return the configuration, with settings of ``init_from`` where it is given.
+    """Return the configuration to train with, which takes some settings from ``init_from``.
 
-    These are the settings of the encoder and, if its labels are kept, the sizes of the index; and
-    there are fewer epochs.
+    These are the settings of the encoder and, if the labels of ``init_from`` are kept, the sizes of
+    the index. The default number of epochs is then `CONTINUED_EPOCHS`.
 
     Args:
         config: The given configuration.
         corpus: The corpus that `starting_corpus` returns.
-        init_from: The model to start from.
+        init_from: The model to continue from, or None.
     """
     if init_from is None:
         return config
     theirs = init_from.config
     if not _agree(config.encoder, theirs.encoder):
-        logger.info("using the encoder and the encoder settings of the model to start from")
+        logger.info("using the encoder and the encoder settings of the initial model")
     config = replace(config, encoder=theirs.encoder)
     if not keeps_labels(init_from, corpus):
         return config
@@ -273,6 +271,6 @@ def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias | None
 
 
 def _agree(given: Any, theirs: Any) -> bool:
-    """Return whether all given settings of a section are those of another one."""
+    """Return whether all settings that are given in a section have the values in ``theirs``."""
     settings = {key: value for key, value in asdict(given).items() if value is not None}
     return asdict(theirs) == asdict(theirs) | settings

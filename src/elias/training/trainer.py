@@ -90,9 +90,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point between two models
-_COLLAPSED, _MIN_COLLAPSED = 0.9, 20  # share of texts with the same first label, of how many
-_SAMPLED_TEXTS = 1000  # to count the windows that texts need
-_MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some too
+_COLLAPSED = 0.9  # share of texts with the same best label from which a warning is logged
+_MIN_COLLAPSED = 20  # minimum number of texts for this warning
+_SAMPLED_TEXTS = 1000  # number of texts sampled to suggest encoder.windows
+_MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
 class Trainer:
@@ -114,14 +115,14 @@ class Trainer:
         ignore_memory: bool = False,
         on_epoch: Callable[[EpochReport], None] | None = None,
     ) -> None:
-        """Split the points.
+        """Split the points into training, validation and test points.
 
         Args:
-            config: The whole configuration.
+            config: The configuration of all members.
             corpus: The points.
-            run: Receives events, timings and checkpoints.
-            world: The processes that train together, and the device of this one.
-            init_from: A model to start from.
+            run: Records events, timings and checkpoints.
+            world: The processes that train together, and the device of this process.
+            init_from: A model to continue training from.
             ignore_memory: Start even if the memory estimate exceeds what is available.
             on_epoch: Called after each epoch; an exception that it raises stops training.
         """
@@ -153,7 +154,7 @@ class Trainer:
         self.embeddings: dict[str, NDArray[np.float32]] = {}
         """φ(x) of each split, for labels without training points."""
         self.earlier: Checkpoint | None = None
-        """The best finished stage before the current one, to return to if later ones are worse."""
+        """Checkpoint of the best finished stage, which is used if later stages are worse."""
 
     def train(self) -> Elias | None:
         """Train all unfinished members; return the model on rank 0 and None on other ranks."""
@@ -229,11 +230,11 @@ class Trainer:
     def _label_points(
         self, encoder: TextEncoder, texts: SplitTexts, labels: csr_matrix
     ) -> LabelPoints | None:
-        """Return the label texts to train on; None if texts do not have the labels they name."""
+        """Return the label texts to train on; None if label names do not predict the labels."""
         names, weight = self.corpus.label_names, self.config.loss.label_text_weight
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
-        if self.continued is not None:  # the earlier training has read the texts of its labels
+        if self.continued is not None:  # the earlier model was trained on the texts of its labels
             copies[self._earlier_labels()] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
@@ -268,7 +269,10 @@ class Trainer:
         ).check(ignore=self.ignore_memory)
 
     def _starting_model(self) -> EliasModel | None:
-        """Return a copy of ``init_from`` with the labels of the corpus; None if it has none."""
+        """Return a copy of ``init_from`` with the new labels of the corpus, or None.
+
+        It is None if ``init_from`` has no label of the corpus.
+        """
         if self.continued is None:
             return None
         model = copy.deepcopy(self.continued.model)
@@ -341,9 +345,10 @@ class Trainer:
         *,
         keep_labels: bool,
     ) -> tuple[EliasModel, NDArray[np.int64] | None]:
-        """Return a model with a fixed graph and its partition, or a one-vs-all model and None.
+        """Build the model of a stage with a fixed graph, or of a one-vs-all stage.
 
-        The clusters of the model ``before`` are kept, unless the stage clusters again.
+        Also return the cluster of each label, or None for one-vs-all. The clusters of the model
+        ``before`` are kept, unless the stage clusters the labels again.
         """
         partition = clusters
         if stage.score_all:
@@ -361,9 +366,9 @@ class Trainer:
     def _with_learned_graph(
         self, model: EliasModel | None, partition: NDArray[np.int64] | None, position: int
     ) -> tuple[EliasModel, NDArray[np.int64] | None]:
-        """Return a model with a graph to learn, and the partition that its edges start from.
+        """Build the model of a stage that learns the graph. Also return the initial clusters.
 
-        The labels of a one-vs-all model are clustered with its encoder; it keeps its classifiers.
+        The labels of a one-vs-all model are clustered with its encoder. It keeps its classifiers.
         """
         stage = self.config.stages[position]
         if model is None:
@@ -385,7 +390,7 @@ class Trainer:
         return model, partition
 
     def _gathered(self, model: EliasModel) -> EliasModel:
-        """Gather W_L on rank 0; move the model to the CPU if W_L does not fit on the GPU."""
+        """Gather the label classifiers W_L on rank 0, on the CPU if they do not fit on the GPU."""
         whole = model.labels.gathered() if isinstance(model.labels, ShardedRows) else None
         if whole is None:
             return model
@@ -403,19 +408,19 @@ class Trainer:
         if init_from is None or not init_from.graph.learned or not learning or learning[0] == 0:
             return 0
         skipped = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
-        logger.info("the model to start from has a learned graph: %s is skipped", skipped)
+        logger.info("%s is skipped, because the initial model has a learned graph", skipped)
         return learning[0]
 
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Warn of settings without effect if a graph is learned or ``init_from`` is given."""
+        """Warn of settings that have no effect because a graph is learned or a model continued."""
         for stage in self.config.stages[first:]:
             defaults = {"keep_encoder": True, "cluster_with_encoder": False}
             changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
             unused = [f"stages.{stage.name}.{key}" for key in changed]
             if stage.learn_graph and unused:
                 logger.warning(
-                    "%s: no effect, since a stage that learns the graph reuses the encoder and the "
-                    "clusters of the previous stage",
+                    "%s: no effect, because a stage that learns the graph reuses the encoder and "
+                    "the clusters of the previous stage",
                     ", ".join(unused),
                 )
         if init_from is None or not self.config.stages[first].learn_graph:
@@ -428,13 +433,16 @@ class Trainer:
         differ = [key for key, value in used.items() if getattr(self.config.index, key) != value]
         if differ:
             logger.warning(
-                "%s: no effect, since the model to start from keeps its own index (%s)",
+                "%s: no effect, because the initial model keeps its own index (%s)",
                 ", ".join(f"index.{key}" for key in differ),
                 ", ".join(f"{used[key]:g}" for key in differ),
             )
 
     def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
-        """Return the partition of a model with a fixed graph that matches the configuration."""
+        """Return the cluster of each label of a model with a fixed graph of the configured size.
+
+        Return None for any other model.
+        """
         index = self.config.index
         if (
             model is None
@@ -460,7 +468,7 @@ class Trainer:
         checkpoints = run.checkpoints
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
-            """Return a checkpoint within a stage or, without ``progress``, after it."""
+            """Return a checkpoint within the stage or, without ``progress``, after the stage."""
             done = None if progress is None else progress()
             current = self._snapshot(model, position)
             return full_checkpoint(current, self.device, partition, self.earlier, done)
@@ -495,16 +503,17 @@ class Trainer:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
     def _score(self, stage: ResolvedStage) -> float:
-        """Return the validation metric of a stage, or -inf if training cannot go back to it."""
+        """Return the validation metric of a stage, or -inf if its weights are not kept."""
         can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
         if not can_return or stage.name not in self.metrics:
             return -math.inf
         return self.metrics[stage.name]["validation"][self.config.eval.select_by]
 
     def _better_stage(self, model: EliasModel) -> EliasModel:
-        """Return the model of an earlier stage if the last one is clearly worse on held-out points.
+        """Return the model of an earlier stage if the last stage is clearly worse.
 
-        A difference in nDCG@5 of less than about one standard error does not count.
+        Stages are compared on held-out points. The difference must exceed about one standard error
+        of nDCG@5.
         """
         last, earlier = self.config.stages[-1], self.earlier
         if earlier is None or (
@@ -529,7 +538,7 @@ class Trainer:
         return model
 
     def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
-        """Return a checkpoint of the model alone, with the score of its stage."""
+        """Return a checkpoint of the model and the score of its stage, without optimizer state."""
         stage = self.config.stages[position]
         return model_checkpoint(model, position, stage.name, self._score(stage))
 
@@ -549,12 +558,12 @@ class Trainer:
     # --- search and rank ---
 
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
-        """Search a split; if W_L is sharded, all processes must call this."""
+        """Return the candidates of a split. If W_L is sharded, all processes must call this."""
         options = SearchOptions(top_k + max_filtered(self.splits[name]))
         return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
-        """Return the candidates of a split for all components; cache them after one search."""
+        """Return the candidates of a split, enough for all components. They are cached."""
         if name not in self.candidates:
             n_reranked = self.config.rerank.candidates if self.config.rerank.enabled else 0
             top_k = n_reranked if name == "train" else max(n_reranked, EVALUATED)
@@ -594,7 +603,7 @@ class Trainer:
                 model, candidates, inputs, model.components, top_k, psi.get(name)
             )
             reranker = None if self._in_ensemble else model.reranker
-            # not in an ensemble: members that a resumed run loads cannot be cross-fitted again
+            # not in an ensemble, because a resumed run cannot cross-fit the members it loads
             if name == "validation" and reranker is not None and reranker.cross_fitted:
                 count = self.config.rerank.candidates
                 cross_fitted = reranker.rerank_cross_fitted(
@@ -616,7 +625,7 @@ class Trainer:
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]
     ) -> dict[str, Predictions]:
-        """Return the predictions for a split with the labels beside the index."""
+        """Merge labels that are scored by their texts into the predictions for a split."""
         if model.added is None:
             return ranked
         split, tokens = self.splits[name], self.tokens[name]
@@ -638,7 +647,7 @@ class Trainer:
         return is_held_out
 
     def _earlier_labels(self) -> NDArray[np.bool_]:
-        """Return a mask of the labels in the index of the model that training goes on from (L,)."""
+        """Return a mask (L,) of the labels in the index of the model that is trained further."""
         earlier = np.zeros(self.corpus.n_labels, dtype=bool)
         if self.continued is not None:
             earlier[: self.continued.model.n_labels] = True
@@ -647,11 +656,11 @@ class Trainer:
         return earlier
 
     def _labels_beside(self, model: Elias) -> AddedLabels | None:
-        """Return the labels that are scored beside the index.
+        """Return the labels that are scored by their texts instead of the index.
 
-        These have no points in the training data or, if training goes on from a model that does not
-        have them, fewer than `INDEXED_POINTS`, which are then examples. Labels that have only
-        held-out points are left out: it would seem to help them more than it helps new texts.
+        These labels have no training points. If a model is trained further, its new labels with
+        fewer than `INDEXED_POINTS` points are included, with these points as examples. Labels that
+        have only held-out points are left out, because validation would overrate them.
         """
         train = self.splits["train"]
         least = 1 if self.continued is None else INDEXED_POINTS
@@ -673,7 +682,7 @@ class Trainer:
         dropped = model.components[model.components.index(best) + 1 :]
         for name in dropped:
             logger.info(
-                "%s does not help: %s %.2f on held-out points, %.2f with %s; it is left out",
+                "%s is not used because it does not help: %s %.2f on held-out points, %.2f with %s",
                 *(name, metric, scores[name], scores[best], best),
             )
         is_stage = best == model.components[0]
@@ -719,7 +728,7 @@ class Trainer:
         return reranker, psi
 
     def _earlier_reranker(self) -> Reranker | None:
-        """Return the reranker of the model to start from, if it was trained in the same way."""
+        """Return the reranker of the model to continue, if it has the same settings."""
         if self.continued is None:
             return None
         ours, theirs = self.config.rerank, self.continued.config.rerank
@@ -739,7 +748,7 @@ class Trainer:
         return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
 
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
-        """Return the candidates of a split, with φ(x) if the ranker uses it; embed texts once."""
+        """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""
         candidates, rerank = self._candidates(model.model, name), self.config.rerank
         if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
             self.candidates[name] = add_embedding(model, candidates, self.tokens[name])
@@ -774,7 +783,8 @@ class Trainer:
             held_out = measured("validation") if "validation" in splits else (None, None)
             fit_probabilities(model, *held_out)
             last = model.last_alone
-            if len(members) == 1 and model.added is not None:  # whose scores now depend on them
+            # scores of labels outside the index depend on the probabilities
+            if len(members) == 1 and model.added is not None:
                 for name in splits:
                     final[name] = self._join_added(model, name, {last: final[name]})[last]
                 self._report(last, self._measure_all(final))
@@ -787,7 +797,7 @@ class Trainer:
         return model
 
     def _predict_member(self, member: Elias) -> dict[str, Predictions]:
-        """Return the final predictions of a member that was trained before the interruption."""
+        """Return the final predictions of a member that a resumed run has loaded."""
         last, encoder, predictions = member.last_alone, member.model.encoder, {}
         for name in self.evaluated:
             split = self.splits[name]
@@ -810,7 +820,7 @@ class Trainer:
         )
 
     def _warn_of_collapse(self, predictions: Predictions) -> None:
-        """Warn if nearly all held-out texts get the same first label, though few have it."""
+        """Warn if nearly all held-out texts get the same best label, although few have it."""
         first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
         label = int(first[counts.argmax()])
         labels = self.splits["validation"].labels
@@ -859,14 +869,14 @@ class Trainer:
             self.on_epoch(report)
 
     def _report_ranker(self, ranker: Reranker) -> None:
-        """Record the properties of the ranker, and log components that could not be trained."""
+        """Record the properties of the ranker, and log why components are missing."""
         calibrated, named = ranker.calibration is not None, ranker.by_name is not None
         self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
         config = self.config.rerank
         if config.calibrate and "validation" not in self.splits:
-            logger.info("no points are held out, so scores are not calibrated")
+            logger.info("scores are not calibrated, because no points are held out")
         elif config.names and calibrated and not named:
-            logger.info("the label names share no words with the texts and are not used")
+            logger.info("label names are not used, because they share no words with the texts")
 
     def _report_data(self) -> None:
         """Record the sizes of the data; warn of labels without points and of truncated texts."""
@@ -890,18 +900,18 @@ class Trainer:
             logger.warning("%s", hint)
         of_all = f"of {len(is_empty):,} labels have"
         if n_unseen := n_empty - n_earlier - n_held_out:
-            message = "%s %s no training point: they are predicted by their names"
+            message = "%s %s no training points and are predicted by their names"
             logger.warning(message, f"{n_unseen:,}", of_all)
         if n_held_out:
-            message = "%s %s only held-out points, so the model does not learn them"
+            message = "%s %s only held-out points and are not learned"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
-            message = "%s %s points only in the earlier training: they keep their classifiers"
+            message = "%s %s points only in the earlier training and keep their classifiers"
             logger.info(message, f"{n_earlier:,}", of_all)
         self._report_truncated()
 
     def _report_truncated(self) -> None:
-        """Warn of truncated texts. Suggest a number of windows in which most are read whole."""
+        """Warn of truncated texts, and suggest a number of windows that avoids most truncation."""
         encoder: Any = self.encoder
         for name, tokens in self.tokens.items():
             if tokens.n_truncated:
@@ -919,12 +929,12 @@ class Trainer:
 
 
 def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
-    """Return whether the first labels of the corpus are those of a model, see `join_labels`."""
+    """Return whether the corpus starts with the labels of a model, as after `join_labels`."""
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
 def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> csr_matrix:
-    """Return unit-norm bags of words for ψ (Eq. 14): the given features, or tf-idf of words."""
+    """Return bags of words for clustering (Eq. 14): features scaled to length 1, or word tf-idf."""
     if features is not None:
         return unit_rows(features)
     assert texts is not None
