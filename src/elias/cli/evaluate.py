@@ -340,7 +340,7 @@ def calibrate(
     """Turn a model's scores into calibrated probabilities, on points it was not trained on."""
     from elias.persistence.hub import hub_id
     from elias.persistence.manifest import model_folder
-    from elias.rerank.probabilities import add_probabilities
+    from elias.rerank.probabilities import fit_probabilities, measure_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
         raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
@@ -361,7 +361,8 @@ def calibrate(
     predicted = {
         name: (model.predict_split(points), points.labels) for name, points in splits.items()
     }
-    results = add_probabilities(model, predicted, name=split)
+    fit_probabilities(model, *predicted[split])
+    results = measure_probabilities(model, predicted, name=split)
     if not results:
         raise DataError(f"{data}: has too few {split} points to calibrate on; use more data")
     folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)

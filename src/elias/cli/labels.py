@@ -39,12 +39,7 @@ def list_labels(
         chosen = LabelSearch(table).find(search, loaded.n_labels)
     cells = []
     for label in chosen[:limit]:
-        points, is_added = None, label >= n_index
-        if is_added and loaded.added is not None:
-            points = int(loaded.added.n_examples[loaded.added.labels == label].sum())
-        elif loaded.reranker is not None:
-            points = int(loaded.reranker.frequencies[label])
-        key = table.id(label)
+        points, is_added, key = loaded.label_frequency(label), label >= n_index, table.id(label)
         if as_json:
             row = {"number": label, "name": table[label], "id": key, "points": points}
             console.print_json({**row, "added": is_added})

@@ -35,11 +35,7 @@ from elias.experiments.runner import (
     Task,
     dot_plot,
 )
-from elias.inference.predict import (
-    ENSEMBLE,
-    drop_filtered,
-    split_inputs,
-)
+from elias.inference.predict import ENSEMBLE, drop_filtered, split_inputs
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure
 from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import ConfigError, DataError
-from elias.inference.predict import SearchOptions, add_embedding, predict, tokenize
+from elias.inference.predict import SearchOptions, add_embedding, check_counts, predict, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.batched import embed_all
@@ -117,37 +118,6 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
         same &= (wanted < model.n_labels)[:, None, None]
         rows.append(edge_log[clusters].masked_fill(~same, -math.inf).amax(dim=2))
     return torch.stack(rows) if rows else edge_log.new_empty((*labels.shape, beam.shape[1]))
-
-
-def _edges_from(
-    model: EliasModel, cluster: int, scores: Float[Tensor, "C E"]
-) -> tuple[Int[Tensor, " e"], Float[Tensor, " e"], Float[Tensor, " e"]]:
-    """Return the labels of a cluster, their ``scores``, and their similarity to the cluster.
-
-    Many edges have the maximum score of 1; in a fixed graph, all edges do. The similarity tells
-    which of these labels describe the cluster best. It is the dot product of the cluster's
-    classifier and the label's normalised classifier.
-    """
-    is_edge = model.graph.edge_labels[cluster] < model.n_labels
-    labels = model.graph.edge_labels[cluster][is_edge]
-    center = model.clusters.weight[cluster].float()
-    parts = [
-        nn.functional.normalize(model.labels.weight[some].float(), dim=1) @ center
-        for some in torch.split(labels, _MAX_ROWS)
-    ]
-    return labels, scores[cluster][is_edge], torch.cat(parts)
-
-
-@torch.no_grad()
-def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> list[list[int]]:
-    """Return the ``count`` best labels of each cluster, by edge score and then by similarity."""
-    edge_log, strongest = model.graph.edge_log_scores(), []
-    for cluster in clusters:
-        labels, scores, similarity = _edges_from(model, cluster, edge_log)
-        order = similarity.argsort(descending=True)
-        order = order[scores[order].argsort(descending=True, stable=True)]
-        strongest.append(labels[order[:count]].tolist())
-    return strongest
 
 
 _MAX_ROWS = 4096
@@ -335,9 +305,7 @@ def explain(
     elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int, words: bool = False
 ) -> list[Explanation]:
     """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
-    for name, value in (("top_k", top_k), ("paths", paths)):
-        if not isinstance(value, int) or value < 1:
-            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
+    check_counts(top_k=top_k, paths=paths)
     if not 0 <= member < len(elias.members):
         n_members = len(elias.members)
         raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")
@@ -367,12 +335,12 @@ def explain(
         if explained.config.rerank.embedding != "none":
             candidates = add_embedding(explained, candidates, tokens)
         factors = explained.reranker.factors(candidates, inputs)
-    on_paths = [c for c in torch.unique(traced.clusters).tolist() if c < model.graph.n_clusters]
-    strongest = strongest_labels(model, on_paths, N_DESCRIBING)
-    names = {
-        cluster: tuple(map(predictions.name, labels))
-        for cluster, labels in zip(on_paths, strongest, strict=True)
-    }
+
+    @cache
+    def describe(cluster: int) -> tuple[str, ...]:
+        edges = GraphView(model).labels(cluster, N_DESCRIBING)
+        return tuple(predictions.name(edge.id) for edge in edges)
+
     added: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
     if explained.added is not None:
         phi = embedding.cpu().numpy()
@@ -410,7 +378,7 @@ def explain(
             for i, label in enumerate(ranking.labels)
         )
         used = dict.fromkeys(path.cluster for label in shown for path in label.paths)
-        clusters = {cluster: names[cluster] for cluster in used}
+        clusters = {cluster: describe(cluster) for cluster in used}
         explanations.append(Explanation(text=text, labels=shown, clusters=clusters))
     return explanations
 
@@ -479,9 +447,21 @@ class GraphView:
         return self._model.graph.n_clusters
 
     @torch.no_grad()
-    def labels(self, cluster: int) -> list[Edge]:
-        """Return the labels of a cluster."""
-        return _sorted(*_edges_from(self._model, cluster, self._model.graph.unsaturated_log()))
+    def labels(self, cluster: int, count: int | None = None) -> list[Edge]:
+        """Return the labels of a cluster, or only the first ``count``.
+
+        Similarity is the dot product of the cluster's classifier and the label's normalised one.
+        """
+        model = self._model
+        is_edge = model.graph.edge_labels[cluster] < model.n_labels
+        labels = model.graph.edge_labels[cluster][is_edge]
+        center = model.clusters.weight[cluster].float()
+        similarity = [
+            nn.functional.normalize(model.labels.weight[some].float(), dim=1) @ center
+            for some in torch.split(labels, _MAX_ROWS)
+        ]
+        logs = model.graph.unsaturated_log()[cluster][is_edge]
+        return _sorted(labels, logs, torch.cat(similarity), count)
 
     @torch.no_grad()
     def clusters(self, label: int) -> list[Edge]:
@@ -495,12 +475,12 @@ class GraphView:
         return _sorted(clusters, model.graph.unsaturated_log()[clusters, slots], similarity)
 
 
-def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor) -> list[Edge]:
-    """Sort the edges to some clusters or labels, given their log scores before min(1, ·)."""
+def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor, count: int | None = None) -> list[Edge]:
+    """Return the ``count`` best edges to clusters or labels, given log scores before min(1, ·)."""
     nodes, scores, similar = (
         tensor.cpu().numpy() for tensor in (ids, logs.clamp(max=0).exp(), similarity)
     )
-    order = np.lexsort((nodes, -similar, -scores))
+    order = np.lexsort((nodes, -similar, -scores))[:count]
     return list(map(Edge, nodes[order].tolist(), scores[order].tolist()))
 
 

@@ -30,6 +30,7 @@ from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
     cached_tokens,
+    check_counts,
     drop_filtered,
     max_filtered,
     predict,
@@ -202,6 +203,12 @@ class Elias:
         """Return L, the number of labels, including added ones."""
         return len(self.label_names)
 
+    def label_frequency(self, label: int) -> int | None:
+        """Return the number of training points or examples of a label, or None if unknown."""
+        if label >= self.model.n_labels and self.added is not None:
+            return int(self.added.n_examples[self.added.labels == label].sum())
+        return None if self.reranker is None else int(self.reranker.frequencies[label])
+
     @property
     def data_settings(self) -> dict[str, Any]:
         """Return the arguments of `load_corpus` with which the training data was read.
@@ -284,9 +291,7 @@ class Elias:
         """
         if top_k is None:
             top_k = TOP_K if threshold is None else EVALUATED
-        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
-            if not isinstance(value, int) or value < 1:
-                raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
+        check_counts(top_k=top_k, batch_size=batch_size)
         component = self.components[-1] if component is None else self.check_component(component)
         if threshold is not None:
             self.threshold(threshold, component)  # raises errors before the search

@@ -17,13 +17,7 @@ from safetensors import SafetensorError
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
-from elias.config import (
-    EliasConfig,
-    ResolvedConfig,
-    ResolvedEncoder,
-    complete_tree,
-    fill_sizes,
-)
+from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, complete_tree, fill_sizes
 from elias.data.atomic import staged_folder
 from elias.data.splits import DATA_SETTINGS
 from elias.errors import ConfigError, DataError, ModelError, damaged_file, quoted

@@ -388,27 +388,6 @@ def _reached(
     return counts[::-1].cumsum()[::-1].astype(np.float64)
 
 
-def add_probabilities(
-    model: Elias,
-    predicted: Mapping[str, tuple[Predictions, csr_matrix]],
-    *,
-    name: str = "validation",
-) -> dict[str, Any]:
-    """Fit probabilities for the last component of a model, and return their quality.
-
-    Args:
-        model: A trained model. Its probabilities are replaced.
-        predicted: For each split, by name, the model's predictions (`Elias.predict_split`) and the
-            relevant labels. Calibration errors are measured on every split.
-        name: Name of the split to fit the map on. The model must not be trained on its points.
-
-    Returns:
-        As `measure_probabilities`.
-    """
-    fit_probabilities(model, *predicted.get(name, (None, None)))
-    return measure_probabilities(model, predicted, name=name)
-
-
 def fit_probabilities(
     model: Elias, predictions: Predictions | None, labels: csr_matrix | None
 ) -> None:

@@ -81,13 +81,6 @@ class ServedModel:
             return list(map(str, self.model.label_names[:_N_EXAMPLES]))
         return list(map(self.name, np.argsort(-reranker.frequencies, kind="stable")[:_N_EXAMPLES]))
 
-    def frequency(self, label: int) -> int | None:
-        """Return the number of training points of a label, if known."""
-        model, reranker = self.model, self.model.reranker
-        if label >= model.model.n_labels and model.added is not None:
-            return int(model.added.n_examples[model.added.labels == label].sum())
-        return None if reranker is None else int(reranker.frequencies[label])
-
     def name(self, label: int) -> str:
         """Return the name of a label."""
         return str(self.model.label_names[label])

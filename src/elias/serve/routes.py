@@ -227,7 +227,7 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         clusters = [
             schemas.ClusterEdge(
                 id=edge.id,
-                labels=[served.name(i) for i, _ in graph.labels(edge.id)[:N_DESCRIBING]],
+                labels=[served.name(i) for i, _ in graph.labels(edge.id, N_DESCRIBING)],
                 edge_score=edge.score,
             )
             for edge in edges[start : start + limit]
@@ -284,6 +284,6 @@ def _check_label(served: ServedModel, label: int) -> None:
 
 
 def _label_hit(served: ServedModel, label: int) -> schemas.LabelHit:
-    return schemas.LabelHit(
-        id=label, label=served.name(label), uri=served.uri(label), frequency=served.frequency(label)
-    )
+    name, uri = served.name(label), served.uri(label)
+    frequency = served.model.label_frequency(label)
+    return schemas.LabelHit(id=label, label=name, uri=uri, frequency=frequency)

@@ -206,8 +206,11 @@ class _Supervisor:
             worker = context.Process(
                 target=_run_worker, args=(self._sock, self._settings, self._folder)
             )
-            with _delayed_signals():
-                worker.start()
+            if _FORKS:  # delay signals to the worker until it has its own handlers
+                signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+            worker.start()
+            if _FORKS:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             self._workers.append(worker)
 
     def _reap_workers(self) -> None:
@@ -269,16 +272,6 @@ class _Supervisor:
         delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _MAX_DELAY)
         self._next_start = now + delay
         logger.warning("worker %d died (code %s); replacing it in %g s", worker.pid, code, delay)
-
-
-@contextmanager
-def _delayed_signals() -> Iterator[None]:
-    """Delay signals to a worker that is being forked until it has its own handlers."""
-    if _FORKS:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    yield
-    if _FORKS:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
 
 def _run_worker(sock: socket.socket, settings: ServeSettings, folder: Path) -> None:

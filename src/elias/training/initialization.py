@@ -30,6 +30,7 @@ from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
+from elias.rerank.sparse_ranker import unit_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +124,7 @@ def find_sharded_centroids(
             ones = to_points[:, first + start : first + start + len(chunk)]
             ones.data = np.ones_like(ones.data, dtype=np.float32)
             sums += ones @ chunk
-    return Centroids(_unit_rows(sums), center, max(spread, 1e-6))
+    return Centroids(unit_embedding(sums), center, max(spread, 1e-6))
 
 
 @torch.no_grad()
@@ -150,13 +151,7 @@ def cluster_directions(
     """Return the unit mean direction of each cluster's labels (C, D), over all processes."""
     sums = np.zeros((n_clusters, directions.shape[1]), dtype=np.float32)
     np.add.at(sums, partition[world.rank :: world.size], directions)
-    return _unit_rows(world.sum_array(sums))
-
-
-def _unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    directions: NDArray[np.float32] = rows / np.maximum(length, 1e-12)
-    return directions
+    return unit_embedding(world.sum_array(sums))
 
 
 def build_model(

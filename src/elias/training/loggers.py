@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elias.data.atomic import staged_file
 from elias.errors import ConfigError
@@ -31,17 +31,6 @@ The required package and the setting of each logger have the same name.
 _RUN_ID_FILE = "elias-run-id"
 
 
-@runtime_checkable
-class Logger(Protocol):
-    """Receive the metrics of a run."""
-
-    def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Log named numbers. ``step`` is the number of finished epochs."""
-
-    def close(self) -> None:
-        """Flush pending data and close the logger."""
-
-
 def check_loggers(config: TrackingConfig) -> None:
     """Raise a `ConfigError` if the package of a configured logger is not installed."""
     for name in LOGGER_FOLDERS:
@@ -54,7 +43,7 @@ def check_loggers(config: TrackingConfig) -> None:
 def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
     """Open the configured loggers, which write into the folder of a run."""
     loggers: list[Logger] = []
-    kinds: tuple[type[_TensorBoard | _Wandb], ...] = (_TensorBoard, _Wandb)
+    kinds: tuple[type[Logger], ...] = (_TensorBoard, _Wandb)
     for name, kind in zip(LOGGER_FOLDERS, kinds, strict=True):
         if getattr(config.tracking, name):
             try:
@@ -125,6 +114,8 @@ def _flatten(path: str, value: Any) -> list[tuple[str, float]]:
 
 
 class _TensorBoard:
+    """Write metrics to TensorBoard."""
+
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         from torch.utils import tensorboard
 
@@ -132,6 +123,7 @@ class _TensorBoard:
         self._writer: Any = tensorboard.SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
+        """Log named numbers. ``step`` is the number of finished epochs."""
         for name, number in numbers.items():
             # TensorBoard does not allow @ in a name
             self._writer.add_scalar(name.replace("@", "_at_"), number, step)
@@ -142,6 +134,8 @@ class _TensorBoard:
 
 
 class _Wandb:
+    """Send metrics to Weights & Biases."""
+
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         import wandb
 
@@ -160,6 +154,9 @@ class _Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Logger: TypeAlias = _TensorBoard | _Wandb
 
 
 def _run_id(path: Path) -> str:

@@ -51,11 +51,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
-from elias.rerank.probabilities import (
-    PROBABILITIES,
-    fit_probabilities,
-    measure_probabilities,
-)
+from elias.rerank.probabilities import PROBABILITIES, fit_probabilities, measure_probabilities
 from elias.rerank.reranker import RERANK, Reranker
 from elias.rerank.sparse_ranker import RankerFeatures
 from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows

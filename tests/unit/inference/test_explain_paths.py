@@ -1,6 +1,6 @@
 import torch
 
-from elias.inference.explain import GraphView, strongest_labels, trace
+from elias.inference.explain import GraphView, trace
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from properties.test_model import Lookup
@@ -15,7 +15,10 @@ def test_the_strongest_labels_of_a_cluster_have_its_heaviest_edges():
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 9.0]])
     model = model_over([[0, 1, 2], [3, 0, 4]], logits)  # 4: no edge
 
-    assert strongest_labels(model, [0, 1], count=2) == [[1, 2], [3, 0]]
+    view = GraphView(model)
+
+    assert [edge.id for edge in view.labels(0, 2)] == [1, 2]
+    assert [edge.id for edge in view.labels(1, 2)] == [3, 0]
 
 
 def test_equal_edges_are_ordered_by_the_classifiers():
@@ -23,7 +26,9 @@ def test_equal_edges_are_ordered_by_the_classifiers():
     model.clusters.weight.data = torch.tensor([[1.0, 0.0]])
     model.labels.weight.data = torch.tensor([[0.0, 5.0], [-1.0, 0.0], [0.1, 0.0], [1.0, 1.0]])
 
-    assert strongest_labels(model, [0], count=3) == [[2, 3, 0]]
+    edges = GraphView(model).labels(0, 3)
+
+    assert [edge.id for edge in edges] == [2, 3, 0]
 
 
 def test_the_view_of_a_graph_lists_the_edges_of_its_dense_matrix():
