@@ -32,7 +32,7 @@ NOTE = 25
 """Log level of notes printed by commands, between INFO (used by the library) and WARNING."""
 USER_ERROR = 2
 SIGNALLED = 128
-"""Offset of exit codes for signals. A command that signal n ends exits with 128 + n."""
+"""Offset of exit codes for signals. A command that is ended by signal n exits with 128 + n."""
 _SIGPIPE = 13  # Windows has no signal.SIGPIPE
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
@@ -136,7 +136,7 @@ def print_out(*renderables: RenderableType) -> None:
 
 
 def grid(rows: Iterable[tuple[str, Any]]) -> Table:
-    """Return a borderless table of (name, value) rows, without those whose value is None."""
+    """Return a borderless table of (name, value) rows. Rows with the value None are left out."""
     from rich.table import Table
     from rich.text import Text
 

@@ -95,7 +95,7 @@ def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 def config_rows(
     config: ResolvedConfig, reasons: Mapping[str, str] | None = None
 ) -> list[tuple[str, Any]]:
-    """Return a resolved configuration as (name, value) rows, with reasons of settings by key."""
+    """Return a resolved configuration as (name, value) rows. ``reasons`` explain derived values."""
     reasons = reasons or {}
     held_out = config.eval.validation_size
     return [

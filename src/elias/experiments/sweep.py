@@ -98,7 +98,7 @@ class Parameter:
 
 
 def parameter_called(name: str) -> Parameter:
-    """Return the parameter with a name.
+    """Return the parameter with the given name.
 
     Raises:
         ConfigError: If the name is unknown. The message lists all names.

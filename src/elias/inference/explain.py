@@ -53,17 +53,17 @@ class LabelPaths(NamedTuple):
 
     clusters: Int[Tensor, "B k P"]
     cluster_scores: Float[Tensor, "B k P"]
-    """ŝ_c, Eq. 1."""
+    """Scores ŝ_c of the clusters (Eq. 1)."""
     edge_scores: Float[Tensor, "B k P"]
-    """ŝ_{c,ℓ}, Eq. 5."""
+    """Scores ŝ_{c,ℓ} of the edges from the clusters to the label (Eq. 5)."""
     path_scores: Float[Tensor, "B k P"]
-    """ŝ_c · ŝ_{c,ℓ}. The score of the first path is ŷ_ℓ, Eq. 6."""
+    """Scores ŝ_c · ŝ_{c,ℓ} of the paths. The first one is the score ŷ_ℓ of the label (Eq. 6)."""
     n_paths: Int[Tensor, "B k"]
     """Number of all paths from the beam to the label, not only the best P."""
     classifier: Float[Tensor, "B k"]
-    """σ(w_ℓ·φ + bias_ℓ)."""
+    """Scores σ(w_ℓ·φ + bias_ℓ) of the labels' classifiers."""
     p: Float[Tensor, "B k"]
-    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, as in `EliasModel.rank`. It is 0 if no path leads to the label."""
+    """Classifier score times ŷ_ℓ, as in `EliasModel.rank`, or 0 if no path leads to the label."""
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def trace(
 
 
 def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
-    """Return log(β·softmax) of the edge from each cluster of the beam to each label (B, k, b)."""
+    """Return the log scores before min(1, ·) of the edges from the beam to the labels (B, k, b)."""
     edge_log = model.graph.unsaturated_log()
     rows = []
     for clusters, wanted in zip(beam, labels, strict=True):  # one text at a time, to limit memory
@@ -121,7 +121,7 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
 
 
 _MAX_ROWS = 4096
-"""Rows of W_L that are copied at a time."""
+"""Number of label classifiers that are copied at a time."""
 N_DESCRIBING = 5
 """Number of labels shown to describe a cluster."""
 
@@ -131,13 +131,13 @@ class LabelPath:
     """A path from a text through a cluster to a label."""
 
     cluster: int
-    """Id c of the cluster, a key of `Explanation.clusters`."""
+    """Id of the cluster, a key of `Explanation.clusters`."""
     cluster_score: float
     """ŝ_c, how well the text fits the cluster (Eq. 1)."""
     edge_score: float
     """ŝ_{c,ℓ}, how strongly the cluster is linked to the label (Eq. 5)."""
     score: float
-    """ŝ_c · ŝ_{c,ℓ}."""
+    """Score of the path: cluster score times edge score."""
     won: bool
     """True for the best path, which determines the score of the label (Eq. 6)."""
 

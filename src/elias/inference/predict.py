@@ -143,7 +143,7 @@ def predict_member(
     options: SearchOptions,
     tokens_of: TokensOf | None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of one member of an ensemble, or of a model that is not one."""
+    """Return the predictions of one member of an ensemble, or of a single model."""
     encoder = member.model.encoder
     tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member)
     candidates = search_member(member, tokens, components, options)
@@ -186,7 +186,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
 def search_member(
     member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
 ) -> Candidates:
-    """Return the candidates of one member, with φ(x) if its ranker or added labels use it."""
+    """Return the candidates of one member, with embeddings φ(x) if they are needed later."""
     index, rerank = member.config.index, member.config.rerank
     options = replace(options, embed=member.added is not None or rerank.embedding != "none")
     if set(components) <= {member.components[0]}:
@@ -350,7 +350,7 @@ def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:
 
 
 def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
-    """Return a split's tokens, from the cache on disk if possible."""
+    """Return the tokens of a split, from the cache on disk if possible."""
     inputs = split_inputs(split, encoder)
     if issparse(inputs):
         return tokenize(inputs, encoder)

@@ -329,7 +329,7 @@ def write_tensors(
 
 
 def _in_8_bits(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """Return a floating-point matrix as 8-bit integers and a scale per row. Others stay as is."""
+    """Convert a floating-point matrix to 8-bit integers and a scale per row; keep other tensors."""
     if tensor.dim() != 2 or not tensor.numel() or not tensor.is_floating_point():
         return [(name, tensor)]
     scale = tensor.float().abs().amax(dim=1) / 127

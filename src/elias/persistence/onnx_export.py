@@ -170,9 +170,9 @@ class _Graph(nn.Module):
         self.register_buffer("edge_log", model.graph.unsaturated_log().detach().float())
 
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return labels and scores p (B, k). An empty slot has label L and score 0.
+        """Return the best labels and their scores p (B, k). An empty slot has label L and score 0.
 
-        Added labels follow those of the index. They are scored by `AddedLabels.probabilities`.
+        Added labels are scored like `AddedLabels.probabilities` without texts.
         """
         is_bag = isinstance(self.model.encoder, BagEncoder)
         embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)
@@ -194,7 +194,7 @@ class _Graph(nn.Module):
         return ranked.masked_fill(best.values == -math.inf, self.n_labels), best.values.exp()
 
     def embed_bag(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Return φ(x) of a `BagEncoder`. Padding has weight 0."""
+        """Return the embeddings φ(x) of a `BagEncoder`. Padding has weight 0."""
         encoder: Any = self.model.encoder
         vectors = nn.functional.embedding(ids, encoder.vectors)  # (B, T, D)
         summed = (weights.unsqueeze(1) @ vectors).squeeze(1)
@@ -203,7 +203,7 @@ class _Graph(nn.Module):
         return embedding
 
     def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return φ(x) of a `TransformerEncoder`."""
+        """Return the embeddings φ(x) of a `TransformerEncoder`."""
         encoder: Any = self.model.encoder
         attention = encoder.attention_mask(mask > 0)
         hidden = encoder.transformer(input_ids=ids, attention_mask=attention).last_hidden_state
@@ -215,10 +215,10 @@ class _Graph(nn.Module):
         return embedding
 
     def search(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortlisted labels (B, K) in ascending order, and their log p.
+        """Return the ids of the shortlisted labels (B, K) in ascending order, and their log scores.
 
-        log p is -inf for padding. TopK of ONNX is a stable sort, so sorting by the second key and
-        then by the first sorts by both. Labels with equal keys stay in the order of their ids.
+        Padding has a log score of -inf. TopK of ONNX is a stable sort, so sorting by the second key
+        and then by the first key sorts by both. Labels with equal keys stay in the order of ids.
         """
         model, n_labels, n_ranked = self.model, self.model.n_labels, self.shortlist_size
         cluster_log = _logits(model.clusters, embedding).log_softmax(dim=-1)

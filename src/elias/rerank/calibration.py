@@ -172,7 +172,7 @@ class Calibration:
         frequencies: NDArray[Any],
         extra: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
-        """Return T of each pair in the shape of ``scores``. The arguments are as in `fit`."""
+        """Return the calibrated score T of each pair. The arguments are as in `fit`."""
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
             raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
@@ -219,7 +219,7 @@ def _features(
     frequencies: NDArray[Any],
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return (p, q, p·q, n_ℓ, …) of each pair as float32, like the trees of scikit-learn."""
+    """Return the features (p, q, p·q, n_ℓ, …) of each pair as float32, as scikit-learn does."""
     p, q = np.asarray(scores, np.float32), np.asarray(relevances, np.float32)
     columns = (p, q, p * q, frequencies, *extra)
     return np.stack(columns, axis=-1, dtype=np.float32).reshape(-1, len(columns))

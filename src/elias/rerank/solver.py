@@ -155,7 +155,7 @@ def _chunks(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _squares(rows: Rows) -> NDArray[np.float64]:
-    """Return ‖ψ‖² + 1 of each row. The 1 is from the constant feature of the bias."""
+    """Return the squared length of each row, plus 1 for the constant feature of the bias."""
     data, _, starts, dense = rows
     total = np.concatenate([[0.0], np.cumsum(data.astype(np.float64) ** 2)])
     dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
@@ -221,11 +221,11 @@ def _solve(
     limits: tuple[float, float, int],
     state: np.uint64,
 ) -> tuple[float, Array]:
-    """Fit a classifier in ``weight``, and return its bias and the rows that contribute to it.
+    """Fit the classifier of one label, and return its bias and the rows that contribute to it.
 
-    ``weight`` and ``bias`` start at w₀ and b₀. The dual is minimised over one α_i at a time, with
-    w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1); it is written below for w₀ = 0. Each
-    sweep visits the points in a new random order.
+    The weights are written to ``weight``, which must hold w₀. The dual is minimised over one α_i at
+    a time, with w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). The formulas below are for
+    w₀ = 0. Each sweep visits the points in a new random order.
 
     Squared hinge: min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0. An α_i of 0 becomes inactive if its
     gradient exceeds the highest projected gradient of the previous sweep. The solver stops when the
@@ -313,14 +313,14 @@ def _best_logit(logit: float, margin: float, square: float, cost: float, precisi
 
 @njit(cache=True, nogil=True)
 def _share(logit: float) -> float:
-    """Return σ(u) without overflow."""
+    """Return the sigmoid of a logit without overflow."""
     faint = math.exp(-abs(logit))
     return (1.0 if logit >= 0 else faint) / (1.0 + faint)
 
 
 @njit(cache=True, nogil=True)
 def _dot(rows: Rows, row: int, weight: Array) -> float:
-    """Return w·ψ of one row."""
+    """Return the dot product of the weights and one row."""
     data, columns, starts, dense = rows
     total = sparse_dot(data, columns, starts[row], starts[row + 1], weight)
     return total + _dense_dot(dense, row, weight[weight.shape[0] - dense.shape[1] :])
@@ -336,7 +336,7 @@ def _dense_dot(dense: Array, row: int, weight: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def _add(rows: Rows, row: int, scale: float, weight: Array) -> None:
-    """Add ``scale`` times one row to w."""
+    """Add ``scale`` times one row to the weights."""
     data, columns, starts, dense = rows
     for j in range(starts[row], starts[row + 1]):
         weight[columns[j]] += scale * data[j]

@@ -114,7 +114,7 @@ class RankerFeatures:
 
 
 def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return φ/‖φ‖ for each point, the dense part of ψ(x) (Eq. 16)."""
+    """Scale each row to length 1. Scaled embeddings are the dense part of ψ(x) (Eq. 16)."""
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     return np.asarray(embedding / np.maximum(length, 1e-12), dtype=np.float32)
 

@@ -70,7 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = connections
         self._timer: asyncio.TimerHandle | None = None
         self._n_pending = 0
-        """Bytes since the last complete headers or part of a body."""
+        """Number of bytes received since the last complete headers or part of a body."""
         self._n_unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,7 +82,7 @@ class LimitedProtocol(HttpToolsProtocol):
             oldest._close(503, f"more than {self._limits.max_open} are open")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Stop waiting for requests of a closed connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -124,7 +124,7 @@ async def compute(backend: Backend, job: Job, max_inputs: int, request: Request)
 
 
 def _to_json(rows: Result) -> bytes:
-    """Encode one row at a time, so that other threads can run in between."""
+    """Encode rows as JSON, one at a time, so that other threads can run in between."""
     return b"[" + b",".join(map(_ANY.dump_json, rows)) + b"]"
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 SCALE = 10.0
-"""Initial logit, without bias, of a typical embedding that points towards a label's centroid."""
+"""Initial logit, without bias, of an embedding in the direction of a label's centroid."""
 INDEXED_POINTS = 10
 """Minimum number of points of a new label to get edges when a model is trained further. Labels with
 fewer points are predicted better by their names, with their points as examples."""
@@ -148,7 +148,7 @@ def cluster_directions(
     n_clusters: int,
     world: World = SingleProcess(),
 ) -> NDArray[np.float32]:
-    """Return the unit mean direction of each cluster's labels (C, D), over all processes."""
+    """Return the mean direction of each cluster's labels (C, D), as unit vectors."""
     sums = np.zeros((n_clusters, directions.shape[1]), dtype=np.float32)
     np.add.at(sums, partition[world.rank :: world.size], directions)
     return unit_embedding(world.sum_array(sums))
@@ -447,7 +447,7 @@ def _choose(
 def first_logits(
     edges: NDArray[np.int64], counts: csr_matrix, method: str, generator: torch.Generator
 ) -> Tensor:
-    """Return the initial logits a_{c,ℓ}: ½·log(A' + 0.1), or uniform random (Eq. 10)."""
+    """Return the initial logits of the edges: ½·log(count + 0.1), or random numbers (Eq. 10)."""
     if method == "random":
         return torch.rand(edges.shape, generator=generator)
     n_clusters, n_labels = counts.shape

@@ -141,12 +141,12 @@ class Sizes:
     """Y: largest number of labels of a point."""
     dim: int
     dense_weights: int
-    """Weights of the encoder that every step updates."""
+    """Number of encoder weights that every step updates."""
     table_rows: int = 0
     """Rows of tables with sparse gradients, such as the word vectors of a bag of words."""
     tokens_per_text: float = 0.0
     longest_text: int = 0
-    """T for transformers, which pad texts; 0 for a bag of words."""
+    """T: padded length of the texts of a transformer; 0 for a bag of words."""
     layers: int = 0
     width: int = 0
     """Width of a transformer's layers."""

@@ -281,7 +281,7 @@ class ChunkedUpdate(ParameterUpdate):
         self._moments = [(torch.zeros_like(t), _zero_variance(t)) for t in self._tables]
 
     def update(self, step: int, scale: float) -> LabelUpdate:
-        """Return a function that updates a chunk of W_L. ``step`` counts from 1."""
+        """Return a function that updates a chunk of label classifiers. ``step`` counts from 1."""
 
         def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
             gradients = (weight_gradient, bias_gradient.unsqueeze(1))
