@@ -440,7 +440,7 @@ def test_a_corpus_without_test_points_has_nothing_to_measure_on(tmp_path):
     result = elias("experiment", "ablation", table, "--out", tmp_path / "out", "--test-size", 0)
 
     assert result.code == 2
-    assert "table.csv: has no test points to measure on; set some aside" in result.err
+    assert "table.csv: has no test points to measure on; hold some out" in result.err
 
 
 def test_files_that_are_not_results_are_not_overwritten(data, tmp_path):

@@ -52,7 +52,8 @@ def export(
     console.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
     stage, *left_out = loaded.components
     if left_out and not compact:
-        console.note(f"it ranks like --component {stage}; not exported: {', '.join(left_out)}")
+        missing = ", ".join(left_out)
+        console.note(f"the file ranks like --component {stage}; not exported: {missing}")
 
 
 def push(

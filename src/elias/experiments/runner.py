@@ -80,7 +80,7 @@ class Setting:
         if corpus.test is None:
             raise DataError(
                 f"{corpus.source or 'corpus'}: has no test points to measure on; "
-                "set some aside with --test-size"
+                "hold some out with --test-size"
             )
         chosen = (config.seed,) if seeds is None else tuple(seeds)
         if len(set(chosen)) < len(chosen) or not chosen:

@@ -119,7 +119,7 @@ def prune_edges(
         (True, 75)
     """
     if (threshold is None) == (top_k is None):
-        raise ConfigError("pruning takes a threshold or a top_k, and not both")
+        raise ConfigError("give either threshold or top_k to prune edges")
     members, counts = zip(
         *(_prune_member(member, threshold, top_k) for member in model.members), strict=True
     )

@@ -319,7 +319,7 @@ class Checkpoints:
         for path in reversed(self._paths()):
             problem = find_damage(path, FORMAT_VERSION)
             if problem:
-                logger.warning("checkpoint %s: %s; using the one before it", path, problem)
+                logger.warning("checkpoint %s: %s; using the previous one", path, problem)
                 _remove(path)
             elif accept(_read_metadata(path)):
                 return path
@@ -433,7 +433,7 @@ def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[s
         path = folder / f"{name}.json"
         while not path.exists():
             if world.has_lost_process() or time.monotonic() > end:
-                raise DataError(f"the rows of rank {rank} are missing")
+                raise DataError(f"rank {rank} did not write its rows")
             time.sleep(_POLL_SECONDS)
         note = json.loads(path.read_text(encoding="utf8"))
         if note.get("problem"):

@@ -294,11 +294,12 @@ class MemoryEstimate:
                 text = "the run needs about %s of %s, of which %s is free now"
                 logger.warning(text, needed, fit.memory, free)
             elif ignore:
-                logger.warning("the run needs %s of %s, and there is %s", needed, fit.memory, total)
+                text = "the run needs about %s of %s, but there is only %s"
+                logger.warning(text, needed, fit.memory, total)
             else:
                 advice = "; ".join(self.remedies(fits)) or "use a larger machine"
                 raise RunError(
-                    f"the run needs about {needed} of {fit.memory}, and there is {total}; "
+                    f"the run needs about {needed} of {fit.memory}, but there is only {total}; "
                     f"{advice}; or pass ignore_memory=True to try it anyway"
                 )
 

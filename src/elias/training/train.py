@@ -86,7 +86,7 @@ def train(
         warnings.warn(order, DeprecationWarning, stacklevel=2)
         corpus, config = config, corpus
     if (corpus is None) == (texts is None):
-        raise ConfigError("train needs a corpus, or texts= and labels=, but not both")
+        raise ConfigError("give train either a corpus, or texts= and labels=")
     if texts is not None:
         corpus = load_corpus(texts=texts, labels=labels, test_size=0)
     elif not isinstance(corpus, Corpus):
@@ -212,13 +212,13 @@ def check_world(config: EliasConfig, world: World) -> None:
         return
     if encoder.gradient_checkpointing:
         raise ConfigError(
-            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
-            "which the backward pass cannot recompute; set it to false"
+            "encoder.gradient_checkpointing: does not work with several processes, because their "
+            "dropout masks cannot be recomputed in the backward pass; set it to false"
         )
     if encoder.compile != "off":
         raise ConfigError(
-            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
-            "would freeze its first value; set it to 'off'"
+            "encoder.compile: does not work with several processes, because torch.compile would "
+            "reuse the dropout masks of the first batch; set it to 'off'"
         )
 
 

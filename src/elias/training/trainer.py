@@ -394,7 +394,7 @@ class Trainer:
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             if whole.weight.nbytes > _MAX_FILLED * free:
-                logger.warning("W_L does not fit on one GPU: the ranker is trained on the CPU")
+                logger.warning("the ranker is trained on the CPU, because W_L exceeds GPU memory")
                 return model.to("cpu")
         return model.to(self.device)
 

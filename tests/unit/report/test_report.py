@@ -111,7 +111,7 @@ def test_components_that_predict_fewer_labels_have_shorter_recall_curves():
     shown = parts(recall=recall_values(predictions, truth, np.ones(10), recorded))
 
     curve = shown["fig-5-curve"]
-    assert "Of stage1, only the values in the log of the run are known." in curve
+    assert "For stage1, only the values recorded in training are known." in curve
     assert "Of stage2" not in curve
     assert "Last value of each curve: stage2 100.00%, ensemble 50.00%." in curve
     assert "ensemble: 1, 50" in curve

@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(kept, caplog
 
     assert found.metadata == {"number": 2}
     assert "00000003" in caplog.text
-    assert "using the one before it" in caplog.text
+    assert "using the previous one" in caplog.text
 
 
 def test_without_an_intact_checkpoint_there_is_none(kept):

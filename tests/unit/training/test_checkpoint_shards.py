@@ -128,7 +128,7 @@ def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
         collect_shards(tmp_path / "shards", Process(0, 3), tmp_path / "into")
     (tmp_path / "shards" / "rows-00001-of-00003.safetensors.json").unlink()
     write_shard(tmp_path / "shards", Process(0, 3), rows, "")
-    with pytest.raises(DataError, match="the rows of rank 1 are missing"):
+    with pytest.raises(DataError, match="rank 1 did not write its rows"):
         collect_shards(tmp_path / "shards", Process(0, 3, lambda: True), tmp_path / "into")
 
 

@@ -155,7 +155,7 @@ def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
     expected = expecting(10, **{"label weights": 60 << 30, "optimizer": 120 << 30})
 
     with pytest.raises(
-        RunError, match=r"needs about 180\.0 GiB of memory, and there is 16\.0 GiB"
+        RunError, match=r"needs about 180\.0 GiB of memory, but there is only 16\.0 GiB"
     ) as e:
         check(expected, monkeypatch, Capacity(16 << 30, 8 << 30))
 
@@ -173,7 +173,7 @@ def test_a_run_that_fits_only_in_total_memory_starts_with_a_warning(monkeypatch,
 def test_the_check_can_be_ignored(monkeypatch, caplog):
     check(expecting(20 << 30), monkeypatch, Capacity(16 << 30, 8 << 30), ignore=True)
 
-    assert "needs 20.0 GiB of memory, and there is 16.0 GiB" in caplog.text
+    assert "needs about 20.0 GiB of memory, but there is only 16.0 GiB" in caplog.text
 
 
 def test_memory_in_use_by_the_run_counts_as_free(monkeypatch, caplog):

@@ -39,7 +39,7 @@ def test_a_table_is_loaded_and_the_configuration_is_optional(tmp_path):
 
 
 def test_a_call_without_data_or_with_another_configuration_is_refused():
-    with pytest.raises(ConfigError, match="needs a corpus, or texts= and labels="):
+    with pytest.raises(ConfigError, match="either a corpus, or texts= and labels="):
         train(config=CONFIG)
     with pytest.raises(ConfigError, match="config is 'mesh-titles'; give an EliasConfig"):
         train({"text": TEXTS, "tags": LABELS}, "mesh-titles")

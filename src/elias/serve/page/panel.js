@@ -129,8 +129,8 @@ export async function why(text, id, info, signal) {
   let how = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
   if (label.added) {
-    how = "This label has no training texts, or was added without training. It was found by its name and "
-      + "text: how near they are to yours, and how much of the name occurs in it.";
+    how = "This label has no training texts, or was added without training. Its score depends on how similar "
+      + "its name and description are to the text, and how much of its name occurs in the text.";
   } else if (!hasIndex(info)) {
     how = "This model has no index: each label's classifier scores the text. Scores range from 0 to 1.";
   } else if (!hasPaths) {
