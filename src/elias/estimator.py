@@ -14,7 +14,7 @@ from elias.data.corpus import Corpus, Split
 from elias.data.readers.base import csr_from_lists
 from elias.data.readers.files import sanitize
 from elias.errors import DataError
-from elias.inference.predictor import EVALUATED
+from elias.inference.predictor import EVALUATED, Elias
 from elias.training.train import train
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from elias.inference.predictor import Elias
     from elias.predictions import Predictions
 
 

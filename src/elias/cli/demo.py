@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -14,12 +14,8 @@ import elias
 from elias import progress
 from elias.cli import console, options
 from elias.cli.train import next_commands, resumable_run, show_plan
-from elias.config import EliasConfig, model_settings, read_tree
+from elias.config import EliasConfig, ResolvedConfig, model_settings, read_tree
 from elias.errors import ConfigError
-
-if TYPE_CHECKING:
-    from elias.config import ResolvedConfig
-
 
 CORPUS = "mesh-titles"
 SYNTHETIC = {"n_points": 8_000, "n_labels": 2_000}

@@ -27,7 +27,7 @@ from elias.baselines.knn import NEIGHBOURS
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments import run_peer
 from elias.experiments.models import Models, one_vs_all
-from elias.experiments.runner import COSTS, Plan, Row, Table, Task, dot_plot
+from elias.experiments.runner import COSTS, Plan, Row, Setting, Table, Task, dot_plot
 from elias.inference.predict import ENSEMBLE, max_filtered
 from elias.inference.predictor import EVALUATED
 from elias.predictions import Predictions
@@ -38,7 +38,6 @@ from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
-    from elias.experiments.runner import Setting
 
     Timed = tuple[csr_matrix, float]
     """The features of points, and the seconds needed to compute them."""

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from markupsafe import Markup
 
 import elias
 from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
-from elias.data.corpus import resolve_config
+from elias.data.corpus import Corpus, resolve_config
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
@@ -28,10 +28,6 @@ from elias.persistence.hub import markdown_table
 from elias.report.html import seconds
 from elias.report.plots import Axis, Plot, standalone
 from elias.training.run import write_json, write_text
-
-if TYPE_CHECKING:
-    from elias.data.corpus import Corpus
-
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.config import EliasConfig, StageConfig, fill_sizes, first_difference, read_tree
-from elias.data.corpus import resolve_config
+from elias.data.corpus import Corpus, resolve_config
 from elias.data.splits import validation_split
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_mean, quoted
@@ -41,7 +41,6 @@ except ImportError:
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
-    from elias.data.corpus import Corpus
     from elias.training.stage import EpochReport
 
 

@@ -8,7 +8,7 @@ change. Removing and merging labels changes the index.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,6 @@ from elias.rerank.probabilities import PROBABILITIES
 from elias.rerank.sparse_ranker import SparseRanker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from elias.inference.predictor import Elias

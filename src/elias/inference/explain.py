@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -35,8 +35,6 @@ from elias.predictions import Candidates
 from elias.text.vectorizer import word_spans, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from elias.inference.predictor import Elias
     from elias.rerank.added_labels import AddedLabels
     from elias.rerank.reranker import Reranker

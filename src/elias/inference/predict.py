@@ -9,7 +9,7 @@ search.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -24,24 +24,20 @@ from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
-from elias.model.elias import SearchSizes
-from elias.model.encoder import BagEncoder
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
 from elias.rerank.reranker import CALIBRATE, NAMES
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from elias.config import ResolvedIndex
     from elias.data.corpus import Split
     from elias.distributed import World
     from elias.inference.predictor import Elias
-    from elias.model.elias import EliasModel
-    from elias.model.encoder import TextEncoder
     from elias.rerank.sparse_ranker import Array, Inputs
 
     TokensOf: TypeAlias = Callable[[Elias], Tokens]

@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix, issparse
 from elias.data.groups import NO_GROUPS
 from elias.data.load import load_label_table
 from elias.data.splits import DATA_SETTINGS
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError, DataError, did_you_mean
 from elias.inference.edit_labels import (
@@ -38,26 +38,22 @@ from elias.inference.predict import (
 )
 from elias.kernels.device import pick_device
 from elias.labels import LabelTable
-from elias.metrics import evaluate, f1_metrics
+from elias.metrics import Metrics, evaluate, f1_metrics
 from elias.model.batched import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
 from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
-from elias.predictions import Predictions
-from elias.rerank.probabilities import parse_target
+from elias.predictions import Predictions, Ranking
+from elias.rerank.probabilities import Probabilities, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from elias.config import ResolvedConfig
     from elias.data.corpus import Corpus, Split
-    from elias.distributed import World
-    from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
-    from elias.predictions import Ranking
     from elias.rerank.added_labels import AddedLabels
-    from elias.rerank.probabilities import Probabilities
     from elias.rerank.reranker import Reranker
     from elias.text.tokens import Tokens
 

@@ -25,11 +25,10 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.onnx_runtime import BAG, FORMAT, METADATA, TRANSFORMER, missing_package
-from elias.rerank.added_labels import DENSE_RULE
+from elias.rerank.added_labels import DENSE_RULE, AddedLabels
 
 if TYPE_CHECKING:
     from elias.inference.predictor import Elias
-    from elias.rerank.added_labels import AddedLabels
 
 
 OPSET = 18

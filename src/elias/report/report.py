@@ -33,7 +33,7 @@ from elias.report.html import number, render
 from elias.report.plots import Axis, Plot, colour, scatter_plot
 from elias.report.statistics import ASSIGNED, RECALL_AT, THRESHOLDS
 from elias.rerank.probabilities import ECE_AT, PROBABILITIES, Probabilities, reliability
-from elias.training.run import REPORT_FILE, read_partition, read_records, write_text
+from elias.training.run import REPORT_FILE, RunRecords, read_partition, read_records, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from elias.inference.explain import Explanation
     from elias.predictions import Predictions
     from elias.report.statistics import Array, Ints, LabelMap, LabelMaps
-    from elias.training.run import RunRecords
 
 
 COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}

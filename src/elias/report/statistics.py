@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csc_matrix, csr_matrix, vstack
 
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from scipy.sparse import csc_matrix
 
     from elias.data.corpus import Split
     from elias.model.elias import EliasModel

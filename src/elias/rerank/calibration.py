@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import thread_map_progress
-from elias.rerank.sparse_ranker import as_rows, run_on_points
+from elias.rerank.sparse_ranker import RankerFeatures, Rows, as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scipy.sparse import csr_matrix
-
-    from elias.rerank.sparse_ranker import RankerFeatures, Rows
 
 
 Mixture: TypeAlias = Literal["sum", "blend"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from elias.errors import ConfigError, damaged_file, quoted
 from elias.metrics import f1_metrics, rounded
-from elias.predictions import interpolate
+from elias.predictions import Predictions, interpolate
 from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from elias.inference.predictor import Elias
-    from elias.predictions import Predictions
 
 
 logger = logging.getLogger(__name__)

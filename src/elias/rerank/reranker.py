@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import vstack
+from scipy.sparse import csr_matrix, vstack
 
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import FOREST_LEAF, MIN_POINTS, Calibration, LabelNames, Mixture
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
 
     from elias.config import RerankConfig
     from elias.rerank.sparse_ranker import Inputs

@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Query, Request
@@ -20,14 +20,10 @@ import elias
 from elias.data.readers.files import sanitize
 from elias.errors import EliasError
 from elias.persistence.manifest import CONFIG_FILE, model_folder
-from elias.serve.backend import Job
+from elias.serve.backend import Backend, Job
 from elias.serve.errors import RequestError, error_schemas
 from elias.serve.routes import compute
 from elias.serve.settings import MAX_LABELS
-
-if TYPE_CHECKING:
-    from elias.serve.backend import Backend
-
 
 _MAX_DOCUMENTS = 32
 _MAX_FIELDS = 100

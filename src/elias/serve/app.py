@@ -14,11 +14,10 @@ from elias.serve.annif import add_annif_routes
 from elias.serve.errors import HANDLED, handle_exception
 from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
-from elias.serve.settings import MAX_EXPLAINED
+from elias.serve.settings import MAX_EXPLAINED, ServeSettings
 
 if TYPE_CHECKING:
     from elias.serve.backend import Backend
-    from elias.serve.settings import ServeSettings
 
 
 _DESCRIPTION = (

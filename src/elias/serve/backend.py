@@ -17,18 +17,16 @@ import numpy as np
 
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
-from elias.inference.explain import GraphView, LabelSearch, ranker_terms, word_effects
+from elias.inference.explain import Explanation, GraphView, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
 from elias.serve.errors import RequestError
 from elias.serve.prometheus import ServerMetrics
-from elias.serve.settings import MAX_LABELS
+from elias.serve.settings import MAX_LABELS, ServeSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from elias.inference.explain import Explanation
     from elias.labels import LabelTable
-    from elias.serve.settings import ServeSettings
 
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from elias.errors import escape_controls
 from elias.serve.errors import NOT_JSON, RequestError, error_response
-from elias.serve.settings import MAX_HEADER_BYTES
+from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from elias.serve.backend import Backend
     from elias.serve.prometheus import ServerMetrics
-    from elias.serve.settings import Limits
 
 
 access = logging.getLogger("elias.access")

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from elias.serve.errors import raw_response
-from elias.serve.settings import MAX_HEADER_BYTES
+from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
 if TYPE_CHECKING:
     from elias.serve.prometheus import ServerMetrics
-    from elias.serve.settings import Limits
 
 
 logger = logging.getLogger(__name__)

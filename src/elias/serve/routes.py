@@ -12,14 +12,13 @@ from pydantic import TypeAdapter
 import elias
 from elias.inference.predictor import TOP_K
 from elias.serve import schemas
-from elias.serve.backend import Job
+from elias.serve.backend import Backend, Job, Result, ServedModel
 from elias.serve.errors import RequestError, error_schemas
 from elias.serve.middleware import LOG_FIELDS
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:
     from elias.inference.explain import GraphView
-    from elias.serve.backend import Backend, Result, ServedModel
 
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)

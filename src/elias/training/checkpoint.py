@@ -34,11 +34,11 @@ from elias.data.atomic import (
     staged_folder,
     write_manifest,
 )
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
 from elias.kernels import has_triton
-from elias.model.elias import EliasModel
+from elias.model.elias import EliasModel, LinearRows
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER, all_finite
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from elias.config import CheckpointConfig
     from elias.data.corpus import Corpus
-    from elias.distributed import World
-    from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
     from elias.training.run import Run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
+from elias.kernels.cuda_graphs import Capture, CapturedFunction, GraphRecorder
 from elias.model.losses import Losses
 from elias.text.batches import PaddedBatch
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elias.kernels import IndexGradients
-    from elias.kernels.cuda_graphs import Capture
     from elias.model.elias import EliasModel
 
 

@@ -20,13 +20,13 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias.clustering import balanced_clusters, label_centroids
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.inference.edit_labels import relabel_graph
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.batched import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
-from elias.model.encoder import BagEncoder, build_encoder
+from elias.model.encoder import BagEncoder, TextEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
-    from elias.distributed import World
     from elias.inference.predictor import Elias
-    from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
     from elias.training.stage import Points
 

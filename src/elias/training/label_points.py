@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags, vstack
 
 from elias.rerank.calibration import is_word
-from elias.text.vectorizer import words_of
+from elias.text.vectorizer import SplitTexts, words_of
 from elias.training.stage import Points
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.text.tokens import Tokens
-    from elias.text.vectorizer import SplitTexts
 
 NEIGHBOURS = 15
 """Maximum number of other labels among the targets of a label text."""

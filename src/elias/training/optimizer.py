@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import (
     IndexGradients,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elias.config import ResolvedStage
-    from elias.distributed import World
     from elias.kernels.one_vs_all import LabelUpdate
     from elias.model.elias import EliasModel, LinearRows
 

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 import elias
 from elias.config import first_difference, model_settings, read_tree, without_learning_rates
 from elias.data.atomic import staged_file
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
 from elias.training.checkpoint import Checkpoints
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.config import EliasConfig
-    from elias.distributed import World
 
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import vstack
+from scipy.sparse import csr_matrix, vstack
 
-from elias.config import ResolvedStage
-from elias.distributed import SingleProcess
+from elias.config import ResolvedConfig, ResolvedStage
+from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
-from elias.model.elias import SearchSizes
+from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import all_finite
@@ -43,15 +43,9 @@ from elias.training.cuda_graph_step import CudaGraphStep, pad_positives
 from elias.training.optimizer import Optimizer, WeightAverage, schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
     from torch import Tensor
 
-    from elias.config import ResolvedConfig
-    from elias.distributed import World
-    from elias.model.elias import EliasModel
     from elias.model.losses import Losses
     from elias.training.label_points import LabelPoints
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elias.config import EliasConfig, model_settings
+from elias.config import EliasConfig, ResolvedConfig, model_settings
 from elias.config.schema import DEFAULT_STAGES
 from elias.data.corpus import Corpus, resolve_config
 from elias.data.load import load_corpus
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.errors import ConfigError
 from elias.inference.predictor import Elias
 from elias.kernels import has_triton
@@ -26,8 +26,6 @@ from elias.training.trainer import Trainer, keeps_labels
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elias.config import ResolvedConfig
-    from elias.distributed import World
     from elias.training.stage import EpochReport
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from elias.config import EliasConfig, IndexConfig
+from elias.config import EliasConfig, IndexConfig, ResolvedConfig, ResolvedStage
 from elias.data.corpus import Corpus
 from elias.data.splits import (
     DATA_SETTINGS,
@@ -25,7 +25,7 @@ from elias.data.splits import (
 )
 from elias.data.stats import corpus_stats, training_hints
 from elias.data.storage import DiskTexts
-from elias.distributed import SingleProcess
+from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError
 from elias.inference.edit_labels import labels_beside
@@ -47,7 +47,7 @@ from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure, rounded
 from elias.model.batched import SEARCH_GRAPHS, embed_all
 from elias.model.elias import EliasModel
-from elias.model.encoder import BagEncoder
+from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
@@ -71,14 +71,9 @@ from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import ResolvedConfig, ResolvedStage
-    from elias.distributed import World
-    from elias.model.encoder import TextEncoder
     from elias.rerank.added_labels import AddedLabels
     from elias.text.tokens import Tokens
 
