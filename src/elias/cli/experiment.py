@@ -156,8 +156,7 @@ def ablation(
 def compare(
     *,
     members: Annotated[
-        int | None,
-        Option(metavar="N", help="Ensemble size (default: the configured one)."),
+        int | None, Option(metavar="N", help="Ensemble size (default: the configured one).")
     ] = None,
     peer_python: Annotated[
         list[str] | None,

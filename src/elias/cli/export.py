@@ -20,8 +20,7 @@ def export(
         Path, Argument(metavar="OUT", help="The ONNX file, or the folder of --compact, to write.")
     ],
     compact: Annotated[
-        bool,
-        Option("--compact", help="Write a model folder, about a third of the size."),
+        bool, Option("--compact", help="Write a model folder, about a third of the size.")
     ] = False,
     top_k: Annotated[
         int | None,

@@ -77,8 +77,7 @@ class ConfigOptions:
         str | None, Option(metavar="NAME", help="Preset to use; see elias presets.")
     ] = None
     config_file: Annotated[
-        Path | None,
-        Option("--config", metavar="FILE", help="TOML, or the config.json of a run."),
+        Path | None, Option("--config", metavar="FILE", help="TOML, or the config.json of a run.")
     ] = None
     encoder: Annotated[
         str | None, Option(metavar="MODEL", help="bag, minilm, a folder or a hub id.")
@@ -124,13 +123,11 @@ class CorpusOptions:
         ),
     ] = None
     no_header: Annotated[
-        bool,
-        Option("--no-header", help="The file has no header; columns are numbered from 1."),
+        bool, Option("--no-header", help="The file has no header; columns are numbered from 1.")
     ] = False
     encoding: Encoding = None
     label_table: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Label table, or SKOS vocabulary."),
+        Path | None, Option(metavar="FILE", help="Label table, or SKOS vocabulary.")
     ] = None
     language: Annotated[
         str | None, Option(metavar="CODE", help="Language of the label names: en.")

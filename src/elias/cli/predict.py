@@ -32,8 +32,7 @@ CHUNK = 1024
 def predict(
     model: options.ModelPath,
     texts: Annotated[
-        Path,
-        Argument(metavar="[FILE|-]", help="Lines of text, or a table; stdin if omitted or -."),
+        Path, Argument(metavar="[FILE|-]", help="Lines of text, or a table; stdin if omitted or -.")
     ] = STDIN,
     top_k: Annotated[
         int | None,

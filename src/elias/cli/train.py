@@ -52,8 +52,7 @@ def train(
         bool, Option("--json", help="With --dry-run: print all settings as JSON.")
     ] = False,
     ignore_memory: Annotated[
-        bool,
-        Option("--ignore-memory", help="Start even if memory seems short."),
+        bool, Option("--ignore-memory", help="Start even if memory seems short.")
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
