@@ -13,8 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from elias.kernels.threads import split_range, thread_map
-from elias.progress import progress
+from elias.kernels.threads import split_range, thread_map_progress
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = tuple[Array, Array, Array]
@@ -40,11 +39,10 @@ def label_centroids(
     starts = np.zeros(n_labels + 1, dtype=np.int64)
     spans = split_range(n_labels, _LABELS_PER_TASK)
 
-    def count_some(span: range, memory: Array) -> int:
+    def count_some(span: range, memory: Array) -> None:
         _count_columns(to_points, rows, memory, starts[1:], (span.start, span.stop))
-        return len(span)
 
-    def sum_some(span: range, memory: Array) -> int:
+    def sum_some(span: range, memory: Array) -> None:
         borders = (span.start, span.stop)
         _sum_rows(to_points, rows, memory, (data, columns, starts), borders)
         square = _squares(data, starts[span.start : span.stop + 1])
@@ -54,19 +52,15 @@ def label_centroids(
         scale = 1 / np.sqrt(np.maximum(square, 1e-24))
         scale[square == 0] = 0
         _scale(data, starts, dense, scale, span.start)
-        return len(span)
 
     new_memory = partial(np.full, n_columns, -1, np.int64)
-    with progress("Computing label centroids", 2 * n_labels) as advance:
-        for n_done in thread_map(count_some, spans, new_memory):
-            advance(n_done)
-        np.cumsum(starts, out=starts)
-        data = np.empty(starts[-1], dtype=np.float32)
-        small = max(starts[-1], n_columns) <= np.iinfo(np.int32).max
-        columns = np.empty(starts[-1], dtype=np.int32 if small else np.int64)
-        lengths = np.ones(0, np.float32) if embedding is None else _lengths(embedding)
-        for n_done in thread_map(sum_some, spans, new_memory):
-            advance(n_done)
+    list(thread_map_progress(count_some, spans, new_memory, "Sizing label centroids", n_labels))
+    np.cumsum(starts, out=starts)
+    data = np.empty(starts[-1], dtype=np.float32)
+    small = max(starts[-1], n_columns) <= np.iinfo(np.int32).max
+    columns = np.empty(starts[-1], dtype=np.int32 if small else np.int64)
+    lengths = np.ones(0, np.float32) if embedding is None else _lengths(embedding)
+    list(thread_map_progress(sum_some, spans, new_memory, "Computing label centroids", n_labels))
     indptr = starts.astype(columns.dtype)
     return csr_matrix((data, columns, indptr), shape=(n_labels, n_columns)), dense
 

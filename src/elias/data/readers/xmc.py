@@ -101,9 +101,9 @@ class XmcReader(base.IdReader):
 
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, features and texts of each split."""
-        for split in (name for name in base.SHORT if name in self._files):
+        for split, path in self._files.items():
             n_sizes, what = (2, "label") if self._has_matrices else (3, "feature")
-            sizes, blocks = _read(self._files[split], n_sizes, what)
+            sizes, blocks = _read(path, n_sizes, what)
             for labels, matrix in blocks:
                 if self._has_matrices:
                     yield base.Chunk(split, labels=base.LabelRows.from_csr(matrix))
@@ -259,9 +259,9 @@ class PecosReader(base.IdReader):
 
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts and labels of each split."""
-        for split in (name for name in base.SHORT if name in self._files):
+        for split, path in self._files.items():
             first = 1
-            for lines in line_chunks(self._files[split]):
+            for lines in line_chunks(path):
                 yield self._parse(split, lines, first)
                 first += len(lines)
 
