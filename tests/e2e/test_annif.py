@@ -115,7 +115,8 @@ def test_an_id_that_is_not_unicode_is_no_error_of_ours(client, project):
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
-        (b"limit=3", 422, "text: Field required"),
+        (b"limit=3", 422, "has no text"),
+        (b'{"text": "a"}', 422, "send text=…&limit=10 as x-www-form-urlencoded"),
         (b"text=a&limit=x", 422, "limit: "),
         (b"text=a&threshold=2", 422, "threshold: "),
         (b"text=%00", 200, ""),

@@ -84,7 +84,8 @@ READING_OPTIONS = ("text", "labels", "separator", "group", *_FILE_OPTIONS)
 """Arguments of `load_corpus` that say how a table is read."""
 LINES = "lines"
 """Name of the format with one text per line."""
-_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".xlsx"}
+_DELIMITED = {".csv": "csv", ".tsv": "tsv"}
+_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", *_DELIMITED, ".parquet", ".xlsx"}
 
 
 def load_corpus(
@@ -240,13 +241,12 @@ def load_label_table(
         with as_parquet(source) as folder:
             return read_label_table(folder / "data.parquet", "parquet")
     path = _existing(source, is_file=True)
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
+    if not files.read_head(path, encoding).strip():
+        raise data_error(path, "is empty; give a file with a row for each label")
+    suffix = files.suffix_of(path)
     if suffix in SKOS_FORMATS:
         return read_skos(path, language)
-    if suffix == "txt":
-        kind = "lines"
-    else:
-        kind = suffix if suffix in ("csv", "tsv") else detect_file(path, encoding)
+    kind = {".txt": "lines", **_DELIMITED}.get(suffix) or detect_file(path, encoding)
     return read_label_table(path, kind, encoding, language)
 
 
@@ -285,6 +285,8 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
 def _existing(source: str | Path, *, is_file: bool = False) -> Path:
     """Return the path of a file or folder. If it does not exist, suggest a similar name."""
     path = Path(source).expanduser()
+    if is_file and path.is_dir():
+        raise DataError(f"{path}: is a folder; give a file")
     if not (path.is_file() if is_file else path.exists()):
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         wanted = "file" if is_file else "file or folder"
@@ -384,6 +386,8 @@ def detect_file(path: Path, encoding: str | None = None) -> str:
         return "annif"
     if _DELIMITER.search(first):
         return "tsv" if "\t" in first else "csv"
+    if kind := _DELIMITED.get(files.suffix_of(path)):
+        return kind  # a table with one column
     problem = f"unknown format; starts with {files.short_repr(lines[0][:60])}; expected {ACCEPTED}"
     raise data_error(path, problem)
 
@@ -762,8 +766,7 @@ class TextFile:
 
 def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
     """Return True if a file has the suffix of a table, or if ``text`` or ``keep`` is given."""
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
+    return text is not None or bool(keep) or files.suffix_of(path) in _TABLE_SUFFIXES
 
 
 def json_text_rows(

@@ -30,7 +30,7 @@ from elias.data.atomic import staged_file, staged_folder
 from elias.data.readers import xmc
 from elias.data.readers.base import SHORT
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
-from elias.data.readers.files import data_error, sanitize
+from elias.data.readers.files import data_error, sanitize, suffix_of
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
 from elias.data.readers.npz import PECOS, RAW, FileNames
 from elias.errors import DataError, did_you_mean
@@ -116,7 +116,7 @@ def convert(
 
 
 def _choose_format(target: Path, format: str | None) -> str:
-    suffix = Path(target.name.removesuffix(".gz")).suffix.lower()
+    suffix = suffix_of(target)
     if format is None:
         if suffix in _SUFFIXES:
             return _SUFFIXES[suffix]

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from elias.data.readers.files import open_gzip
+from elias.data.readers.files import open_gzip, suffix_of
 from elias.data.readers.npz import NPZ_ERRORS, load_sparse
 from elias.errors import DataError, did_you_mean
 from elias.predictions import Predictions, from_entries
@@ -147,7 +147,7 @@ class PredictionFormat:
         """
         packed = path.name.lower().endswith(".gz")
         if kind is None:
-            suffix = Path(path.name[: -len(".gz")] if packed else path.name).suffix.lower()
+            suffix = suffix_of(path)
             if suffix not in _SUFFIXES:
                 known = ", ".join(f".{name}" for name in FORMATS)
                 raise DataError(

@@ -28,6 +28,7 @@ from elias.serve.settings import MAX_LABELS
 _MAX_DOCUMENTS = 32
 _MAX_FIELDS = 100
 _TIE_STEP = 1e-6
+_FORM = "send text=…&limit=10 as x-www-form-urlencoded"
 _TAGS: list[Any] = ["Annif"]
 
 Limit = Annotated[int, Field(ge=0, lt=2**31, description="Maximum number of results.")]
@@ -204,10 +205,12 @@ def _parse_form(body: bytes) -> SuggestForm:
         return SuggestForm.model_validate(dict(fields))
     except ValidationError as error:
         first = error.errors()[0]
-        raise RequestError(422, f"{first['loc'][0]}: {first['msg']}") from None
+        problem = f"{first['loc'][0]}: {first['msg']}"
+        if first["type"] == "missing":
+            problem = f"the form has no text; {_FORM}"
     except ValueError:
-        problem = "the body is not a form; send text=…&limit=10 as x-www-form-urlencoded"
-        raise RequestError(422, problem) from None
+        problem = f"the body is not a form; {_FORM}"
+    raise RequestError(422, problem)
 
 
 async def _suggest(
@@ -221,15 +224,15 @@ async def _suggest(
 def _suggestions(ranking: list[dict[str, Any]], options: _Options) -> list[Suggestion]:
     """Return the suggestions of one text. Scores are probabilities, if the model has them.
 
-    Annif sorts by score. Labels with the same probability therefore get slightly different scores,
-    which keeps their order. Annif fails on a URI that is not in its vocabulary, so labels without a
-    URI are left out if other labels have one.
+    As in Annif, all scores are above 0. Annif sorts by score. Labels with the same probability
+    therefore get slightly different scores, which keeps their order. Annif fails on a URI that is
+    not in its vocabulary, so labels without a URI are left out if other labels have one.
     """
     found = []
     for rank, label in enumerate(ranking[: options.limit]):
         score = min(1.0, max(0.0, label.get("probability", label["score"])))
         score *= 1 - rank * _TIE_STEP
         uri = label.get("uri", label["label"])
-        if uri is not None and score >= options.threshold:
+        if uri is not None and score > 0 and score >= options.threshold:
             found.append(Suggestion(uri=uri, label=label["label"], score=score))
     return found

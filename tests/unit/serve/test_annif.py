@@ -32,9 +32,9 @@ def test_equal_probabilities_keep_their_order_by_score():
     assert scores == pytest.approx([0.5] * 3, rel=1e-5)
 
 
-def test_scores_are_between_0_and_1_and_at_least_the_threshold():
+def test_scores_are_above_0_up_to_1_and_at_least_the_threshold():
     ranking = [label("a", 1.7), label("b", 0.4), label("c", -0.2)]
 
-    assert [score for _, score in suggest(ranking)] == pytest.approx([1, 0.4, 0], rel=1e-5)
-    assert len(suggest(ranking, threshold=0.3)) == 2
+    assert [score for _, score in suggest(ranking)] == pytest.approx([1, 0.4], rel=1e-5)
+    assert len(suggest(ranking, threshold=0.5)) == 1
     assert suggest(ranking, limit=0) == []

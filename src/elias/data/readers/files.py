@@ -13,13 +13,13 @@ import re
 import zipfile
 import zlib
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from elias.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 CHUNK_ROWS = 1 << 14
@@ -139,6 +139,11 @@ def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
         raise data_error(path, problem) from None
     except OSError as error:
         raise data_error(path, f"cannot be read ({error.strerror or error})") from None
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file name in lower case, without ``.gz``: ``.csv`` of ``A.CSV.gz``."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def is_gzip(path: Path) -> bool:

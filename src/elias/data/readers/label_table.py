@@ -23,6 +23,7 @@ from elias.data.readers.files import (
     open_bytes,
     sanitize,
     short_repr,
+    suffix_of,
 )
 from elias.data.readers.label_cells import (
     CellFormat,
@@ -61,9 +62,10 @@ COLUMNS = {
 FILES = tuple(f"labels.{suffix}" for suffix in ("csv", "tsv", "jsonl", "json", "parquet"))
 """Files of a corpus folder that are read as its label table."""
 _SEPARATORS = ("|", ";", "\t")
+_LANGUAGE = "label_"
 SKOS_FORMATS = {
-    **{"ttl": "turtle", "n3": "n3", "nt": "nt", "jsonld": "json-ld"},
-    **{"rdf": "xml", "xml": "xml", "owl": "xml", "skos": "xml"},
+    **{".ttl": "turtle", ".n3": "n3", ".nt": "nt", ".jsonld": "json-ld"},
+    **{".rdf": "xml", ".xml": "xml", ".owl": "xml", ".skos": "xml"},
 }
 """The format of a vocabulary, as rdflib calls it, for each suffix of a file name."""
 _MAX_XML_TEXT = 20_000
@@ -91,21 +93,42 @@ def read_label_table(
         return _read_annif_tsv(path, encoding)
     table = TableFile(path, kind, base.ReadOptions(header=True, encoding=encoding))
     columns = choose_columns(path, table.names, language)
+    is_multilingual = columns["name"].startswith(_LANGUAGE)
+    others = [name for name in table.names if is_multilingual and name.startswith(_LANGUAGE)]
     rows: list[tuple[str, str, Sequence[str], str, Sequence[str]]] = []
     line_of: dict[str, int] = {}
-    for chunk in table.chunks("", list(columns.values()), ()):
+    n_other = 0
+    for chunk in table.chunks("", [*columns.values(), *others], ()):
         names, descriptions = (_cells(chunk, columns.get(p)) for p in ("name", "description"))
         synonyms, broader = (_split_list(chunk, columns.get(p)) for p in ("synonyms", "broader"))
         ids = list(map(strip_uri, _cells(chunk, columns.get("id"))))
+        other_names = [_cells(chunk, column) for column in others]
         for row, (name, key) in enumerate(zip(names, ids, strict=True)):
+            if not name and others:
+                name = next((column[row] for column in other_names if column[row]), "")
+                if not name:
+                    continue  # Annif: a concept that is no longer used
+                n_other += 1
             if not name:
                 raise chunk.error(row, "the label has no name; fill the cell, or remove the row")
             if key and key in line_of:
                 problem = f"id {short_repr(key)} is also in row {line_of[key]}; keep one of them"
                 raise chunk.error(row, problem)
             line_of[key] = chunk.lines[row]
-        rows.extend(zip(names, ids, synonyms, descriptions, broader, strict=True))
+            rows.append((name, key, synonyms[row], descriptions[row], broader[row]))
+    _warn_of_other_languages(path, n_other, len(rows), language)
+    if not rows:
+        raise data_error(path, "no label has a name; fill the cells of the names")
     return LabelTable.from_columns(*zip(*rows, strict=True))
+
+
+def _warn_of_other_languages(path: Path, n_other: int, n_labels: int, language: str | None) -> None:
+    if n_other:
+        logger.warning(
+            "%s: %d of %d labels have no name in %r; a name in another language, or the URI, is "
+            "used",
+            *(path, n_other, n_labels, language),
+        )
 
 
 def _read_annif_tsv(path: Path, encoding: str | None) -> LabelTable:
@@ -136,7 +159,9 @@ def choose_columns(path: Path, names: Sequence[str], language: str | None = None
         for part, common in COLUMNS.items()
         if (known := [name for name in common if name in plain])
     }
-    by_language = {name[len("label_") :]: name for name in names if name.startswith("label_")}
+    by_language = {
+        name.removeprefix(_LANGUAGE): name for name in names if name.startswith(_LANGUAGE)
+    }
     if "name" not in columns and by_language:
         columns["name"] = by_language[choose_language(path, language, by_language)]
     if "name" not in columns and len(names) == 1:
@@ -174,7 +199,7 @@ def _cells(rows: Rows, column: str | None) -> list[str]:
     return [cell.strip() for cell in sanitize(cells)[0]]
 
 
-def _split_list(rows: Rows, column: str | None) -> Iterable[Sequence[str]]:
+def _split_list(rows: Rows, column: str | None) -> Sequence[Sequence[str]]:
     """Return the names in each row of a column: a list, or a string split at ``|``, ``;``, tabs."""
     if column is None:
         return [()] * len(rows)
@@ -207,9 +232,8 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
     except ImportError:
         remedy = "install elias-xmc[skos], or save the labels as CSV"
         raise data_error(path, f"SKOS vocabularies need rdflib; {remedy}") from None
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
     with progress(f"Reading {path.name}"), open_bytes(path) as stream:
-        content, form = stream.read(), SKOS_FORMATS[suffix]
+        content, form = stream.read(), SKOS_FORMATS[suffix_of(path)]
         if form == "json-ld":
             _check_contexts(path, content)
         elif form == "xml":
@@ -240,11 +264,7 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
     # labels without a language fit any
     language = choose_language(path, language, languages) if languages else None
     n_other = sum(language is not None and language not in by_language for by_language in names)
-    if n_other:
-        logger.warning(
-            "%s: %d of %d concepts have no label in %r; another language, or the URI, is used",
-            *(path, n_other, len(concepts), language),
-        )
+    _warn_of_other_languages(path, n_other, len(concepts), language)
 
     def rows() -> Iterator[tuple[str, str, list[str], str, list[str]]]:
         wanted = (language or "", "")

@@ -189,6 +189,14 @@ def test_fasttext_lines_are_read(tmp_path):
     assert labels_of(corpus) == [["fish", "law"], ["wine"]]
 
 
+def test_a_csv_file_may_have_a_text_column_only(tmp_path):
+    path = write(tmp_path / "a.csv", "text", '"cod, salted"', "wine")
+
+    assert [row.text for row in TextFile.find(path).rows()] == ["cod, salted", "wine"]
+    with pytest.raises(DataError, match="no labels column among 'text'"):
+        load_all(path)
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-be", "latin-1", "UTF-8"])
 def test_an_encoding_can_be_given(tmp_path, encoding):
     path = write(tmp_path / "a.csv", "text,labels", "café,drink", encoding=encoding)

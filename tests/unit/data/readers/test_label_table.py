@@ -90,6 +90,20 @@ def test_a_missing_table_is_an_error(tmp_path):
         load_label_table(tmp_path / "none.csv")
 
 
+def test_a_folder_is_not_a_table(tmp_path):
+    with pytest.raises(DataError, match="is a folder; give a file"):
+        load_label_table(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "tsv", "csv", "ttl"])
+def test_an_empty_table_is_an_error(tmp_path, suffix):
+    path = tmp_path / f"empty.{suffix}"
+    path.write_text("\n")
+
+    with pytest.raises(DataError, match="is empty; give a file with a row for each label"):
+        load_label_table(path)
+
+
 def test_a_corpus_takes_names_and_ids_from_a_table(corpus_folder, tmp_path):
     plain = load_corpus(corpus_folder)
 

@@ -66,7 +66,7 @@ def test_labels_have_the_chosen_language_or_else_another(tmp_path, caplog):
     table = load_label_table(path, language="fi")
 
     assert table.names == ("eläimet", "kalat", "mice")
-    assert "1 of 3 concepts have no label in 'fi'" in caplog.text
+    assert "1 of 3 labels have no name in 'fi'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,16 @@ def test_a_csv_vocabulary_of_annif_has_a_column_for_each_language(tmp_path):
     table = load_label_table(path, language="fi")
 
     assert (table.names, table.ids) == (("kalat",), ("http://a/1",))
+
+
+def test_a_csv_vocabulary_of_annif_may_have_gaps_and_concepts_no_longer_used(tmp_path, caplog):
+    path = tmp_path / "vocabulary.csv"
+    path.write_text("uri,label_en,label_fi\nu:1,fish,\nu:2,,\nu:3,mice,hiiret\n")
+
+    table = load_label_table(path, language="fi")
+
+    assert (table.names, table.ids) == (("fish", "hiiret"), ("u:1", "u:3"))
+    assert "1 of 2 labels have no name in 'fi'" in caplog.text
 
 
 def test_a_corpus_of_uris_gets_the_names_of_the_vocabulary(tmp_path):
