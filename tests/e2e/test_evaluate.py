@@ -323,13 +323,14 @@ def test_groups_of_points_are_those_of_a_column(grouped, corpus):
     }
 
 
-def test_groups_of_labels_are_by_frequency_broader_label_or_file(grouped, corpus, tmp_path):
+@pytest.mark.parametrize("header", ["label,set\n", ""])
+def test_groups_of_labels_are_by_frequency_broader_label_or_file(grouped, corpus, tmp_path, header):
     path, run = grouped
     sets = tmp_path / "sets.csv"
     rows = [
         f"{name},{'even' if i % 2 == 0 else 'odd'}" for i, name in enumerate(corpus.label_names)
     ]
-    sets.write_text("label,set\n" + "\n".join([*rows, "unknown,odd"]) + "\n")
+    sets.write_text(header + "\n".join([*rows, "unknown,odd"]) + "\n")
 
     metrics, err = measured(
         run, path, "--by", "frequency", "--by", "broader", "--by", sets, "--hierarchy"
@@ -358,6 +359,7 @@ def test_the_weakest_groups_are_shown_first(grouped):
     ("option", "message"),
     [
         (("--by", "sourse"), "no column 'sourse' among 'text', 'labels'"),
+        (("--by", "sets.csv"), "sets.csv: no such file"),
         (("--by", "broader"), "does not know which labels are broader"),
         (("--hierarchy",), "does not know which labels are broader"),
     ],

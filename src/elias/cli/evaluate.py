@@ -227,7 +227,7 @@ def _find_groups(
         model: The model.
         frequencies: Number of training points of each label, if known.
     """
-    from elias.data.load import read_column
+    from elias.data.load import is_table, read_column
     from elias.metrics import frequency_groups
 
     if name == "frequency":
@@ -237,7 +237,7 @@ def _find_groups(
     if name == "broader":
         _check_broader(model)
         return model.label_table.broader_groups()
-    if Path(name).is_file():
+    if Path(name).is_file() or is_table(Path(name), None, ()):
         return _label_sets(Path(name), model)
     return read_column(corpus, split, name)
 
@@ -252,12 +252,16 @@ def _check_broader(model: elias.Elias) -> None:
 
 
 def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
-    """Read a table whose first two columns are a label (id or name) and the set it belongs to."""
+    """Read a table whose first two columns are a label (id or name) and the set it belongs to.
+
+    The first row may be a header: rows whose label the model does not have are left out.
+    """
     from elias.data.load import detect_file
+    from elias.data.readers.base import ReadOptions
     from elias.data.readers.table import KINDS, TableFile
 
     kind = detect_file(path)
-    table = TableFile(path, kind)
+    table = TableFile(path, kind, ReadOptions(header=False))
     columns = table.names[:2] if kind in KINDS else []
     if len(columns) < 2:
         raise DataError(f"{path}: give a table with two columns, label and set")
@@ -268,9 +272,9 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
         if label is not None:
             sets.setdefault(name, []).append(label)
     if not sets:
-        raise DataError(f"{path}: the model has none of its labels, such as {pairs[0][0]!r}")
-    if None in matches:
-        console.note(f"{path}: the model does not have {matches.count(None):,} of its labels")
+        raise DataError(f"{path}: the model has none of its labels, such as {pairs[-1][0]!r}")
+    if unknown := matches[1:].count(None):
+        console.note(f"{path}: the model does not have {unknown:,} of its labels")
     return sets
 
 
@@ -286,7 +290,10 @@ def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
     title = f"weakest groups by {name} ({len(shown)} of {len(rows)}"
     title += ")" if len(large) == len(rows) else f"; at least {MIN_GROUP} {size})"
     cells = [
-        [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()]
+        [
+            f"{value:.2f}" if isinstance(value, float) else str(value) or "(empty)"
+            for value in row.values()
+        ]
         for row in shown
     ]
     return f"{title}:", console.columns(list(rows[0]), cells)
