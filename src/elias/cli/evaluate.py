@@ -127,9 +127,10 @@ def evaluate(
         _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
     if as_json:
-        values = {k: round(v, 4) for part in results.values() for k, v in part.items()}
+        values: dict[str, Any] = {k: v for part in results.values() for k, v in part.items()}
         more = {"thresholds": thresholds, "groups": by_group}
-        console.print_json(values | {name: value for name, value in more.items() if value})
+        values |= {name: value for name, value in more.items() if value}
+        console.print_json(_rounded(values))
         return
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     deciles = _recall_by_decile(predictions, truth, frequencies)
@@ -145,6 +146,15 @@ def _recall_by_decile(
     if frequencies is None or len(frequencies) < _MIN_FOR_DECILES:
         return []
     return list(recall_by_decile(predictions, truth, frequencies, k=RECALL_KS[-1]))
+
+
+def _rounded(value: Any) -> Any:
+    """Return the value with all its numbers rounded to four digits."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_rounded, value))
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def _compare_thresholds(
