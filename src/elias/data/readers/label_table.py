@@ -97,7 +97,7 @@ def read_label_table(
     others = [name for name in table.names if is_multilingual and name.startswith(_LANGUAGE)]
     rows: list[tuple[str, str, Sequence[str], str, Sequence[str]]] = []
     line_of: dict[str, int] = {}
-    n_other = 0
+    n_missing = 0
     for chunk in table.chunks("", [*columns.values(), *others], ()):
         names, descriptions = (_cells(chunk, columns.get(p)) for p in ("name", "description"))
         synonyms, broader = (_split_list(chunk, columns.get(p)) for p in ("synonyms", "broader"))
@@ -108,7 +108,7 @@ def read_label_table(
                 name = next((column[row] for column in other_names if column[row]), "")
                 if not name:
                     continue  # Annif: a concept that is no longer used
-                n_other += 1
+                n_missing += 1
             if not name:
                 raise chunk.error(row, "the label has no name; fill the cell, or remove the row")
             if key and key in line_of:
@@ -116,18 +116,20 @@ def read_label_table(
                 raise chunk.error(row, problem)
             line_of[key] = chunk.lines[row]
             rows.append((name, key, synonyms[row], descriptions[row], broader[row]))
-    _warn_of_other_languages(path, n_other, len(rows), language)
+    _warn_of_missing_names(path, n_missing, len(rows), language)
     if not rows:
         raise data_error(path, "no label has a name; fill the cells of the names")
     return LabelTable.from_columns(*zip(*rows, strict=True))
 
 
-def _warn_of_other_languages(path: Path, n_other: int, n_labels: int, language: str | None) -> None:
-    if n_other:
+def _warn_of_missing_names(path: Path, missing: int, total: int, language: str | None) -> None:
+    """Warn if labels have no name in the chosen language."""
+    where, instead = "", "the URI"
+    if language is not None:
+        where, instead = f" in {language!r}", "a name in another language, or the URI,"
+    if missing:
         logger.warning(
-            "%s: %d of %d labels have no name in %r; a name in another language, or the URI, is "
-            "used",
-            *(path, n_other, n_labels, language),
+            "%s: %d of %d labels have no name%s; %s is used", path, missing, total, where, instead
         )
 
 
@@ -263,11 +265,11 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
     languages = {name for by_language in names for name in by_language if name}
     # labels without a language fit any
     language = choose_language(path, language, languages) if languages else None
-    n_other = sum(language is not None and language not in by_language for by_language in names)
-    _warn_of_other_languages(path, n_other, len(concepts), language)
+    wanted = (language or "", "")
+    n_missing = sum(not _first(by_language, *wanted) for by_language in names)
+    _warn_of_missing_names(path, n_missing, len(concepts), language)
 
     def rows() -> Iterator[tuple[str, str, list[str], str, list[str]]]:
-        wanted = (language or "", "")
         for concept, by_language in zip(concepts, names, strict=True):
             listed = _first(by_language, *wanted, *sorted(by_language))
             notes = _first(texts(concept, SKOS.definition, SKOS.scopeNote), *wanted)

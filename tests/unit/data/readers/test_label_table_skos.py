@@ -85,7 +85,15 @@ def test_a_language_has_to_be_chosen_among_several(tmp_path, language, message, 
         load_label_table(path, language=language)
 
 
-def test_labels_without_a_language_fit_any(tmp_path):
+def test_concepts_without_labels_are_named_by_their_uris_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "vocabulary.ttl"
+    path.write_text("@prefix skos: <http://www.w3.org/2004/02/skos/core#> . <u:1> a skos:Concept .")
+
+    assert load_label_table(path).names == ("u:1",)
+    assert "1 of 1 labels have no name; the URI is used" in caplog.text
+
+
+def test_labels_without_a_language_fit_any(tmp_path, caplog):
     path = tmp_path / "vocabulary.nt"
     skos, rdf = (
         "http://www.w3.org/2004/02/skos/core#",
@@ -96,6 +104,7 @@ def test_labels_without_a_language_fit_any(tmp_path):
     )
 
     assert load_label_table(path, language="fi").names == ("fish",)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
