@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -525,6 +526,18 @@ def test_info_describes_a_run_for_people_and_programs(run):
     assert facts["labels"] == 120
     assert facts["config"]["encoder"]["dim"] == 16
     assert facts["metrics"]["stage2"]["test"]["P@1"] > 0
+
+
+def test_info_counts_the_validation_points_of_the_corpus(tmp_path):
+    path = tmp_path / "articles.csv"
+    splits = ["train"] * 40 + ["validation"] * 3
+    rows = [f"cod {i} wine {i % 2},label {i % 2},{split}\n" for i, split in enumerate(splits)]
+    path.write_text("text,labels,split\n" + "".join(rows))
+    assert elias("train", path, "--out", tmp_path / "run", "--device", "cpu").code == 0
+
+    described = elias("info", tmp_path / "run").out
+
+    assert re.search(r"^validation points +3$", described, re.MULTILINE)
 
 
 def test_info_verifies_every_file_of_a_model(run, tmp_path):

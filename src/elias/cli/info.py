@@ -40,6 +40,8 @@ def info(
         console.print_json({**sizes, "config": loaded.config.to_dict(), **metadata})
         return
     rows = dict(config_rows(loaded.config)) | {"ranker": _describe_reranker(loaded.reranker)}
+    if own := loaded.metadata.get("data", {}).get("splits", {}).get("validation"):
+        rows["validation points"] = f"{own['points']:,}"  # of the corpus, so none were held out
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
