@@ -107,20 +107,20 @@ def test_the_data_of_a_run_is_evaluated_on_what_the_run_set_aside(table, table_r
 
 
 def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
-    actual, _ = measured(table_run, table, "--split", "validation", "--component", "rerank")
+    actual, _ = measured(table_run, table, "--split", "validation", "--component", "stage2")
 
     stages = {line["stage"]: line for line in recorded(table_run) if line["event"] == "stage"}
-    expected = stages["rerank"]["validation"]  # later components are recorded cross-fitted
+    expected = stages["stage2"]["validation"]  # later components are recorded cross-fitted
     assert {name: actual[name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_note_says_that_parts_were_fitted_on_validation_points(table, table_run):
     _, message = measured(table_run, table, "--split", "validation")
-    _, of_ranker = measured(table_run, table, "--split", "validation", "--component", "rerank")
+    _, of_stage = measured(table_run, table, "--split", "validation", "--component", "stage2")
     _, of_test = measured(table_run, table)
 
     assert "were fitted on these points, so the figures are too high: " in message
-    assert "too high" not in of_ranker  # it has seen training points only
+    assert "too high" not in of_stage  # it has seen training points only
     assert "too high" not in of_test
 
 
