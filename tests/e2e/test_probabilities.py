@@ -93,10 +93,13 @@ def test_a_model_without_probabilities_is_read_and_can_be_given_some(
     refused = elias("predict", path, "--threshold", "f1", "--device", "cpu", stdin=b"a text")
 
     result = elias("calibrate", path, corpus_folder, "--device", "cpu")
+    on_test = elias("calibrate", path, corpus_folder, "--split", "test", "--device", "cpu")
 
     assert refused.code == 2
     assert "elias calibrate" in refused.err
-    assert result.code == 0, result.err
+    assert result.code == on_test.code == 0, result.err
+    assert "the probabilities will be too high; use data that the model has not seen" in result.err
+    assert "too high" not in on_test.err
     assert "best F1  " in result.out
     again = Elias.from_pretrained(path, device="cpu")
     # training fits them on cross-fitted scores, the command on those of the saved model

@@ -372,6 +372,11 @@ def calibrate(
         raise DataError(
             f"{data}: has labels that the model does not know; use a corpus without them"
         )
+    if _fitted_on(model, corpus, split, model.components[-1]):
+        console.warn(
+            "the ranker was fitted on these validation points, so the probabilities will be too "
+            "high; use data that the model has not seen, for example --split test"
+        )
     splits = {split: corpus.split(split)}
     if corpus.test is not None:
         splits["test"] = corpus.test
@@ -390,6 +395,13 @@ def calibrate(
     console.print_out(console.grid(probability_rows(results)))
 
 
+def _fitted_on(model: elias.Elias, corpus: elias.Corpus, split: str, component: str) -> bool:
+    """Return whether ranker or calibration of a model were fitted on the points of a split."""
+    trained_on = model.metadata.get("data", {}).get("splits", {}).get("train", {}).get("points")
+    is_ranked = component != model.components[0]
+    return split == "validation" and is_ranked and trained_on == len(corpus.train)
+
+
 def _note_fitted_points(
     metrics: Mapping[str, float],
     model: elias.Elias,
@@ -401,8 +413,7 @@ def _note_fitted_points(
 
     Training recorded the metrics of the same points by cross-fitting, which is not biased.
     """
-    trained_on = model.metadata.get("data", {}).get("splits", {}).get("train", {}).get("points")
-    if split != "validation" or component == model.components[0] or trained_on != len(corpus.train):
+    if not _fitted_on(model, corpus, split, component):
         return
     recorded = model.metadata.get("metrics", {}).get(component, {}).get(split) or {}
     for name, value in recorded.items():
