@@ -22,7 +22,6 @@ from elias.data.atomic import digest, staged_file
 from elias.data.load import TextFile
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, ModelError
-from elias.inference.predict import check_counts
 from elias.inference.prediction_io import PredictionFormat
 from elias.persistence.manifest import fingerprint
 from elias.progress import progress, progress_disabled
@@ -81,7 +80,8 @@ class FileTask:
         form = PredictionFormat.of(out, format)
         form.check_columns(source.keep)
         chunk_size = CHUNK if chunk_size is None else chunk_size
-        check_counts(chunk_size=chunk_size)
+        if chunk_size < 1:
+            raise DataError(f"chunk_size must be a whole number >= 1, not {chunk_size}")
         if not out.resolve().parent.is_dir():
             raise DataError(f"{out}: its folder does not exist; create it first")
         if out.is_dir():

@@ -25,7 +25,7 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import ConfigError, DataError
-from elias.inference.predict import SearchOptions, add_embedding, check_counts, predict, tokenize
+from elias.inference.predict import SearchOptions, add_embedding, predict, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.batched import embed_all
@@ -303,7 +303,9 @@ def explain(
     elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int, words: bool = False
 ) -> list[Explanation]:
     """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
-    check_counts(top_k=top_k, paths=paths)
+    for name, value in (("top_k", top_k), ("paths", paths)):
+        if not isinstance(value, int) or value < 1:
+            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
     if not 0 <= member < len(elias.members):
         n_members = len(elias.members)
         raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")

@@ -72,13 +72,6 @@ class SearchOptions:
     """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
 
 
-def check_counts(**counts: int) -> None:
-    """Raise a `DataError` if an argument is not a whole number >= 1."""
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
-
-
 def predict(
     model: Elias,
     inputs: Inputs,

@@ -30,7 +30,6 @@ from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
     cached_tokens,
-    check_counts,
     drop_filtered,
     max_filtered,
     predict,
@@ -287,7 +286,9 @@ class Elias:
         """
         if top_k is None:
             top_k = TOP_K if threshold is None else EVALUATED
-        check_counts(top_k=top_k, batch_size=batch_size)
+        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
         component = self.components[-1] if component is None else self.check_component(component)
         if threshold is not None:
             self.threshold(threshold, component)  # raises errors before the search
