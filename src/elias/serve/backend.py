@@ -53,7 +53,7 @@ class Job:
     label: int | None = None
     """Id of a single label to explain. If None, the ``top_k`` best labels are explained."""
     words: bool = False
-    """Whether to measure the effect of each word."""
+    """Also measure the effect of each word."""
 
 
 Result = list[Any]

@@ -57,7 +57,7 @@ _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
 """Maximum number of connections to refuse between two polls during shutdown, and seconds each."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
-"""Whether workers are forked. On macOS, some system libraries do not work after a fork."""
+"""Fork workers on Linux only. On macOS, some system libraries do not work after a fork."""
 _SHARED_MODULES = ("elias.serve.app", "elias.serve.backend", "elias.serve.protocol")
 """Modules that the supervisor imports before it forks. They import torch, but compute nothing."""
 _FORWARDED = (signal.SIGTERM, *((signal.SIGHUP,) if _HAS_SIGHUP else ()))
