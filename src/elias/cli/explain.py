@@ -57,7 +57,7 @@ def explain(
     member: Annotated[int, Option(min=0, help="Ensemble member to explain, counted from 0.")] = 0,
     words: Annotated[
         bool | None,
-        Option(help="Leave out each word to measure its effect (default: only for TEXT)."),
+        Option(help="Leave out words to measure their effect (default: only if TEXT is given)."),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",

@@ -25,7 +25,9 @@ Label = Annotated[str, Argument(metavar="LABEL", help="Name, id or number of a l
 @app.command("list", cls=options.Command)
 def list_labels(
     model: options.ModelPath,
-    search: Annotated[str, Option(metavar="WORDS", help="Only names with these words.")] = "",
+    search: Annotated[
+        str, Option(metavar="WORDS", help="Only labels named with these words.")
+    ] = "",
     limit: Annotated[int | None, Option(min=1, help="Maximum number of labels.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object per label.")] = False,
 ) -> None:

@@ -170,7 +170,8 @@ class IndexConfig:
     """The learned graph from clusters to labels (§3.1, §3.2), or no graph.
 
     With ``kind`` ``all`` there is no graph, and the fields that size and initialise it are ignored.
-    Derived sizes differ for *many labels*: more than 200,000, or 50,000 with a transformer.
+    Sizes that are not given are derived from the number of labels L. *Many labels* are more than
+    200,000, or more than 50,000 with a transformer; other rules apply to them.
     """
 
     kind: Literal["graph", "all"] | None = None

@@ -118,8 +118,8 @@ def training_groups(corpus: Corpus) -> Ids | None:
             share = repeats(test_keys, keys) / len(corpus.test)
             if share > count_groups(keys)[1] / len(keys) / 2:
                 logger.info(
-                    "near-duplicates are not kept together when points are held out, because "
-                    "%.1f%% of the test texts have a near-duplicate in the training split",
+                    "%.1f%% of the test texts have a near-duplicate in the training split, so "
+                    "points are held out in the same way: near-duplicates may be separated",
                     100 * share,
                 )
                 return None

@@ -165,8 +165,8 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         ):
             return kind, options
     raise ConfigError(
-        "write { factor = [low, high] } (of a default other than 0), { range = [low, high] } or "
-        f"{{ values = [a, b] }} of single values, not {rule!r}"
+        "write { range = [low, high] }, { values = [a, b] } without lists, or, if the default is a "
+        f"number other than 0, multiples of it as {{ factor = [low, high] }}, not {rule!r}"
     )
 
 

@@ -189,7 +189,11 @@ def full_checkpoint(
 def restore_state(
     checkpoint: Checkpoint, device: torch.device
 ) -> tuple[Checkpoint | None, NDArray[np.int64] | None]:
-    """Restore the random state of a `full_checkpoint`; return its earlier stage and partition."""
+    """Restore the state of the random generators from a `full_checkpoint`.
+
+    Return the checkpoint of an earlier stage that may turn out to be better, and the cluster of
+    each label, or None where the checkpoint has none.
+    """
     metadata, tensors = checkpoint
     restore_random_state(tensors, device)
     where = "after {stage}" if "epoch" not in metadata else "{stage} epoch {epoch} step {step}"
@@ -328,7 +332,7 @@ class Checkpoints:
         return Checkpoint(_read_metadata(path), read_tensors(path, self.world))
 
     def clear(self) -> None:
-        """Remove the checkpoints, but keep the finished members."""
+        """Remove the checkpoints, but keep the trained members of an ensemble."""
         self.written()
         for path in self._paths():
             _remove(path)

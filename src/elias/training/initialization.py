@@ -445,7 +445,11 @@ def _choose(
 def first_logits(
     edges: NDArray[np.int64], counts: csr_matrix, method: str, generator: torch.Generator
 ) -> Tensor:
-    """Return the initial logits of the edges: ½·log(count + 0.1), or random numbers (Eq. 10)."""
+    """Return the initial logits of the edges.
+
+    They are ½·log(count + 0.1), with the number of points of the label whose best clusters include
+    the cluster (Eq. 10), or random numbers if ``method`` is ``random``.
+    """
     if method == "random":
         return torch.rand(edges.shape, generator=generator)
     n_clusters, n_labels = counts.shape

@@ -494,7 +494,7 @@ class Trainer:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
     def _score(self, stage: ResolvedStage) -> float:
-        """Return the validation metric of a stage, or -inf if its weights are not kept."""
+        """Return the validation metric of a stage, or -inf if training will not return to it."""
         can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
         if not can_return or stage.name not in self.metrics:
             return -math.inf

@@ -206,11 +206,11 @@ def _commas_are_in_names(cells: Counter[str]) -> bool:
 
 
 def _parts_are_labels(cells: Counter[str], mark: str) -> bool:
-    """Return True if splitting the cells at ``mark`` gives parts that repeat as labels do.
+    """Return True if ``mark`` separates labels in the cells, and not the words of one name.
 
-    The words of a name ("New York City") are rarely names themselves, and the whole cell repeats.
-    Labels (``python pandas``) also occur alone or in another order, and either most combinations
-    of labels are rare, or few labels form many combinations.
+    The words of a name ("New York City") rarely occur alone, and the whole cell occurs often.
+    Labels (``python pandas``) also occur alone or in another order. In addition, most combinations
+    of labels must be rare, or a few labels must form many combinations.
     """
     joined = {cell: cell.split(mark) for cell in cells if mark in cell}
     n_joined = sum(cells[cell] for cell in joined)

@@ -342,7 +342,7 @@ class LfReader(base.IdReader):
             yield base.Chunk(split, rows.texts(text), base.LabelRows(counts, codes, weights))
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
-        """Return the label names and filters, and the text columns of the training points."""
+        """Return the label names, the filters, and the text columns of the training points."""
         path = lf_points_file(self._folder, "train")
         assert path is not None
         reading = {"text": ",".join(self._text_columns(path))}

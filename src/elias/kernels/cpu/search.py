@@ -46,7 +46,7 @@ class OrderedEdges(NamedTuple):
 
 
 class BestPaths(NamedTuple):
-    """Scratch memory for the search of one row. Between rows, all ``scores[:, 0]`` are -inf."""
+    """Scratch memory for the search of one row. Between rows, all scores are -inf."""
 
     scores: Array
     """(L, 2) score and unsaturated score of the best path to each label, or -inf if none is known.

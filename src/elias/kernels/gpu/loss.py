@@ -107,7 +107,10 @@ def _one_minus_exp(s: tensor) -> tensor:
 
 @triton.jit
 def _cross_entropy(z: tensor, shortlist: tensor, relevant: tensor) -> tensor:
-    """Return the loss −[y log p + (1−y) log(1−p)], and its derivatives by z and log ŷ."""
+    """Return the loss −[y log p + (1−y) log(1−p)] with p = σ(z)·ŷ.
+
+    Also return its derivatives with respect to z and log ŷ.
+    """
     log_hit = _log_sigmoid(z)
     log_miss = _log_sigmoid(-z)
     log_p = log_hit + shortlist
