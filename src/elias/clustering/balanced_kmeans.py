@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from elias.kernels.cpu.search import kth_lowest
 from elias.kernels.threads import thread_map
 from elias.progress import progress
 
@@ -86,7 +87,7 @@ def _halve_level(
 
     yield from thread_map(
         halve_some,
-        [small[chunk::n_chunks] for chunk in range(n_chunks)],
+        [small[chunk::n_chunks].copy() for chunk in range(n_chunks)],  # of one type for numba
         lambda: np.zeros(n_columns, dtype=np.float32),
     )
 
@@ -212,8 +213,10 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
     Ties go to the lower index.
     """
-    border = np.partition(scores, count - 1)[count - 1]
-    left = count - (scores < border).sum()  # number of ties to choose
+    border = kth_lowest(scores.copy(), count - 1)
+    left = count  # number of ties to choose
+    for score in scores:
+        left -= score < border
     changed = 0
     for i in range(scores.shape[0]):
         now = scores[i] < border
@@ -229,7 +232,14 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 @njit(cache=True, nogil=True)
 def _sort_halves(members: Array, first: Array) -> None:
     """Move the members of the first half to the front, keeping the order within each half."""
-    members[:] = np.concatenate((members[first], members[~first]))
+    second = members[~first]
+    end = 0
+    for i in range(members.shape[0]):
+        if first[i]:
+            members[end] = members[i]
+            end += 1
+    for i in range(second.shape[0]):
+        members[end + i] = second[i]
 
 
 @njit(cache=True, nogil=True)

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from elias.kernels.cpu.rows import ZERO
 from elias.kernels.threads import thread_map_progress
 from elias.rerank.sparse_ranker import Array, Rows, as_rows, sparse_dot
 
@@ -125,7 +126,9 @@ def fit_label_classifiers(
     counts, biases, columns, values = map(np.concatenate, zip(*fitted, strict=True))
     starts = np.concatenate([[0], np.cumsum(counts)])
     order = np.argsort(np.concatenate(chunks))
-    return csr_matrix((values, columns, starts), shape=(n_labels, width))[order], biases[order]
+    weights = csr_matrix((values, columns, starts), shape=(n_labels, width))[order]
+    weights.sort_indices()
+    return weights, biases[order]
 
 
 def _first_weights(
@@ -188,7 +191,7 @@ def _fit_labels(
     capacity = 0
     for label in labels:
         group = members[starts[label] : starts[label + 1]]
-        n_entries = (row_starts[group + 1] - row_starts[group]).sum() + dense.shape[1]
+        n_entries = _count_entries(row_starts, group) + dense.shape[1]
         n_entries += first_starts[label + 1] - first_starts[label]
         capacity += min(n_entries, weight.shape[0])
     counts = np.zeros(labels.shape[0], dtype=np.int64)
@@ -367,8 +370,16 @@ def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
+def _count_entries(starts: Array, rows: Array) -> int:
+    total = 0
+    for row in rows:
+        total += starts[row + 1] - starts[row]
+    return total
+
+
+@njit(cache=True, nogil=True)
 def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, prune: float) -> int:
-    """Move the weights of a label to ``out``, sorted by column, and return their number.
+    """Move the weights of a label to ``out``, in any order, and return their number.
 
     Weights below ``prune`` are dropped, and ``weight`` is reset to 0. Only ``known`` columns,
     columns of the ``used`` rows and dense columns can have a weight. If the ``used`` rows have many
@@ -376,14 +387,11 @@ def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, pr
     """
     _, columns, starts, dense = rows
     first_dense = weight.shape[0] - dense.shape[1]
-    if (starts[used + 1] - starts[used]).sum() >= first_dense // _SCAN_IS_FASTER:
-        return _move(weight, range(weight.shape[0]), out, 0, prune)
-    size = _move(weight, known[known < first_dense], out, 0, prune)
+    if _count_entries(starts, used) >= first_dense // _SCAN_IS_FASTER:
+        return _move(weight, range(weight.shape[0]), out, ZERO, prune)
+    size = _move(weight, known, out, ZERO, prune)
     for row in used:
         size = _move(weight, columns[starts[row] : starts[row + 1]], out, size, prune)
-    order = np.argsort(out[0][:size])
-    out[0][:size] = out[0][:size][order]
-    out[1][:size] = out[1][:size][order]
     return _move(weight, range(first_dense, weight.shape[0]), out, size, prune)
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from elias.kernels.cpu.rows import Array
+from elias.kernels.cpu.rows import ZERO, Array
+from elias.kernels.cpu.search import kth_lowest
 from elias.kernels.threads import split_range, thread_map_progress
 
 _CLUSTERS_PER_CHUNK = 32
@@ -80,7 +81,7 @@ def _sum_scores(
     scratch: _Scratch,
     out: tuple[Array, Array, Array],
 ) -> None:
-    end = 0
+    end = ZERO
     for cluster in range(span[0], span[1]):
         n_touched = 0
         for i in range(points.starts[cluster], points.starts[cluster + 1]):
@@ -127,7 +128,13 @@ def _weakest_kept(touched: Array, sums: Array, most: int) -> tuple[Any, Any]:
     """Return the lowest of the ``most`` highest sums, and the last label id kept with this sum."""
     if touched.shape[0] <= most:
         return np.float32(-np.inf), np.int32(0)
-    counts = sums[touched]
-    weakest = -np.partition(-counts, most - 1)[most - 1]
-    n_above = (counts > weakest).sum()
-    return weakest, np.sort(touched[counts == weakest])[most - n_above - 1]
+    weakest = -kth_lowest(-sums[touched], most - 1)
+    ties = np.empty_like(touched)
+    n_above, n_ties = 0, 0
+    for label in touched:
+        if sums[label] > weakest:
+            n_above += 1
+        elif sums[label] == weakest:
+            ties[n_ties] = label
+            n_ties += 1
+    return weakest, kth_lowest(ties[:n_ties], most - n_above - 1)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
 
+ZERO = np.int64(0)  # for a literal 0, numba would compile what it is passed to once more
+
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
 _SLOTS_PER_CHUNK = 64  # number of shortlist slots processed for all rows before the next slots
@@ -284,9 +286,10 @@ def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, A
             counts[i] += 1
     touched = np.flatnonzero(counts)
     starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
-    starts[1:] = np.cumsum(counts[touched])
     slots = counts  # where the next occurrence of each touched id is written
-    slots[touched] = starts[:-1]
+    for i, row in enumerate(touched):
+        starts[i + 1] = starts[i] + counts[row]
+        slots[row] = starts[i]
     rows = np.empty(starts[-1], dtype=np.int32)
     positions = np.empty(starts[-1], dtype=np.int32)
     for row in range(offsets.shape[0] - 1):
