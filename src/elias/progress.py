@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+NOTE = 25
+"""Log level of lines that every command prints, between INFO and WARNING."""
 SECONDS_BEFORE_BAR = 1.0  # in a notebook, where a removed bar leaves an empty line
 SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0

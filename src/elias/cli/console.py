@@ -22,14 +22,13 @@ import typer
 
 from elias import progress
 from elias.errors import DataError, EliasError, RunError, escape_controls, quoted
+from elias.progress import NOTE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
 
-NOTE = 25
-"""Log level of notes printed by commands, between INFO (used by the library) and WARNING."""
 USER_ERROR = 2
 SIGNALLED = 128
 """Offset of exit codes for signals. A command that is ended by signal n exits with 128 + n."""

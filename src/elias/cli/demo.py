@@ -39,9 +39,11 @@ def demo(
     from elias.data.corpus import resolve_config
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.report.html import seconds
+    from elias.training.compile_loops import compile_in_background
     from elias.training.run import read_records
 
     start = time.monotonic()
+    compile_in_background()
     folder = _build_corpus(out.parent, synthetic)
     corpus = elias.load_corpus(folder)
     times = {"corpus": time.monotonic() - start}

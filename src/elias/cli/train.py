@@ -78,11 +78,14 @@ def train(
 
     from elias.data.corpus import resolve_config
     from elias.kernels.device import pick_device
+    from elias.training.compile_loops import compile_in_background
     from elias.training.train import check_plan, starting_config, starting_corpus, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
     target_device = pick_device(device)
+    if not dry_run and not rank:
+        compile_in_background()
     with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
         # With several processes, each one later moves its share of the model to its own GPU.
         init_device = "cpu" if world.shards_labels else device

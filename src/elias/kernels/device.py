@@ -1,18 +1,25 @@
-"""Choose the device, limit threads, and explain out-of-memory errors."""
+"""Choose the device, limit threads, announce compilation and explain out-of-memory errors."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numba
 import torch
+from numba.core.event import Event, Listener, register
 
 from elias.errors import ConfigError, RunError
+from elias.progress import NOTE, SECONDS_BEFORE_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+logger = logging.getLogger(__name__)
 
 _TORCH_ON_CPU = "you tried to allocate"
 """Substring of torch's error message for exhausted CPU memory, on every operating system."""
@@ -85,6 +92,35 @@ def limit_threads(limit: int | None = None) -> Iterator[None]:
         numba.set_num_threads(numba_before)
         if torch.get_num_threads() != torch_before:
             torch.set_num_threads(torch_before)
+
+
+class _Announcement(Listener):
+    """Log a line when loops have been compiled for two seconds in all, as in a first run."""
+
+    def __init__(self) -> None:
+        self.depth, self.seconds_left = 0, SECONDS_BEFORE_LINE
+
+    # numba calls both methods with its compiler lock held
+    def on_start(self, event: Event) -> None:
+        del event
+        self.depth += 1
+        if self.depth == 1:
+            self.start = time.monotonic()
+            text = "Compiling loops, in the first run only ..."
+            self.timer = threading.Timer(max(self.seconds_left, 0), logger.log, (NOTE, text))
+            self.timer.daemon = True
+            if self.seconds_left > 0:
+                self.timer.start()
+
+    def on_end(self, event: Event) -> None:
+        del event
+        self.depth -= 1
+        if self.depth == 0:
+            self.timer.cancel()
+            self.seconds_left -= time.monotonic() - self.start
+
+
+register("numba:compile", _Announcement())
 
 
 @contextmanager

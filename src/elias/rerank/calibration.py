@@ -265,7 +265,11 @@ def _grow(
     size = 2 ** (depth + 1) - 1
     feature, last_left = np.full(size, LEAF), np.zeros(size, np.int64)
     left, right, value = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
-    value[0] = (weights * targets).sum() / weights.sum()
+    n_pairs, n_relevant = 0, 0
+    for row in range(n_rows):
+        n_pairs += weights[row]
+        n_relevant += weights[row] * targets[row]
+    value[0] = n_relevant / n_pairs
     node_of = np.zeros(n_rows, np.int64)
     first, end = 0, 1  # the nodes of this level
     for _ in range(depth):
@@ -305,7 +309,10 @@ def _best_split(
         The feature, or `LEAF` if no split lowers the impurity; the last bin that goes left; and the
         share of relevant pairs on either side.
     """
-    n_pairs, n_relevant = counts[0].sum(), counts[0, :, 1].sum()
+    n_pairs, n_relevant = 0, 0
+    for b in range(counts.shape[1]):
+        n_pairs += counts[0, b, 0] + counts[0, b, 1]
+        n_relevant += counts[0, b, 1]
     best, split = n_relevant**2 + (n_pairs - n_relevant) ** 2, (LEAF, 0, 0.0, 0.0)
     best /= max(1, n_pairs)
     for i, f in enumerate(order):

@@ -341,7 +341,7 @@ class Reranker:
 
         The score of padding is -inf.
         """
-        ids = candidates.ids
+        ids = np.ascontiguousarray(candidates.ids)  # numba would compile its loops again for slices
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)

@@ -244,11 +244,12 @@ def _solve(
     diagonal = 0.5 / cost
     members, signs = pairs
     size = members.shape[0]
-    order = np.arange(size).astype(np.int32)
-    duals = np.full(size, _FIRST_LOGIT if logistic else 0.0)  # u or α
-    moved = np.full(size, logistic)
-    if logistic:
-        for i in range(size):
+    order = np.empty(size, dtype=np.int32)
+    duals = np.empty(size)  # u or α
+    moved = np.empty(size, dtype=np.bool_)
+    for i in range(size):
+        order[i], duals[i], moved[i] = i, _FIRST_LOGIT if logistic else 0.0, logistic
+        if logistic:
             step = cost * _share(_FIRST_LOGIT) * signs[i]
             bias += step
             _add(rows, members[i], step, weight)

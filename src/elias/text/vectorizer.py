@@ -356,10 +356,10 @@ def count_texts(
     """
     starts, words = of_text
     ngram_starts, ngrams = of_word
-    last_text = np.full(counts.shape[0], -1, np.int64)
-    ngram_last_text = np.full(ngram_counts.shape[0], -1, np.int64)
-    for text in range(starts.shape[0] - 1):
-        for i in range(starts[text], starts[text + 1]):
+    last_text = np.zeros(counts.shape[0], np.int64)  # counted from 1; 0 for none
+    ngram_last_text = np.zeros(ngram_counts.shape[0], np.int64)
+    for text in range(1, starts.shape[0]):
+        for i in range(starts[text - 1], starts[text]):
             word = words[i]
             if last_text[word] == text:
                 continue
@@ -393,7 +393,7 @@ def weigh_terms(
     end = 0
     for text in range(n_texts):
         sorted_terms = np.sort(terms[starts[text] : starts[text + 1]])
-        first, i = end, 0
+        first, border, i = end, end, 0
         while i < sorted_terms.shape[0]:
             term, count = sorted_terms[i], 0
             while i < sorted_terms.shape[0] and sorted_terms[i] == term:
@@ -402,7 +402,8 @@ def weigh_terms(
             ids[end] = term
             weights[end] = (np.float32(1) + np.log(np.float32(count))) * idf[term]
             end += 1
-        border = first + np.searchsorted(ids[first:end], n_words)
+            if term < n_words:
+                border = end
         _to_unit_length(weights[first:border])
         _to_unit_length(weights[border:end])
         out_starts[text + 1] = end

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from elias import progress
 from elias.errors import ConfigError, RunError
+from elias.kernels import device
 from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
 
 ON_LINUX = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000 bytes. Error"
@@ -144,3 +146,39 @@ def test_the_gpu_asked_for_is_where_kernels_are_launched(monkeypatch):
 
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
+
+
+class Timer:
+    """A timer that a test lets run out."""
+
+    def __init__(self, interval, function, args):
+        self.interval, self.run_out = interval, lambda: function(*args)
+        self.started = self.cancelled = False
+
+    def start(self):
+        self.started = True
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_compiling_for_two_seconds_in_all_is_announced_once(monkeypatch, caplog):
+    clock = iter([0.0, 1.5, 10.0, 13.0, 20.0, 29.0])
+    monkeypatch.setattr(device.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(device.threading, "Timer", Timer)
+    announcement, timers = device._Announcement(), []
+    for _ in range(3):
+        announcement.on_start(None)
+        announcement.on_start(None)  # a loop that the first one calls
+        timers.append(announcement.timer)
+        announcement.on_end(None)
+        assert not announcement.timer.cancelled
+        announcement.on_end(None)
+        assert announcement.timer.cancelled
+
+    with caplog.at_level(progress.NOTE, "elias"):
+        timers[1].run_out()
+
+    assert [timer.started for timer in timers] == [True, True, False]
+    assert [timer.interval for timer in timers[:2]] == [2.0, 0.5]
+    assert caplog.messages == ["Compiling loops, in the first run only ..."]

@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
 from elias.kernels import Expansion, expand_beam, plain
+from elias.kernels.cpu.search import kth_lowest, order_edges
 
 EMPTY = -torch.inf
 NO_EDGE = 4
@@ -65,3 +67,32 @@ def test_a_wanted_label_is_found_even_when_it_misses_the_shortlist(expand):
 
 def test_a_beam_of_empty_slots_finds_nothing(expand):
     assert expand([2, 2], [0.0, 0.0], shortlist_size=3, wanted=(1,)) == ({}, [-1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("n_levels", [2, 10, 1000])  # few levels make ties
+def test_the_kth_lowest_value_is_that_of_a_sorted_copy(dtype, n_levels):
+    generator = np.random.default_rng(n_levels)
+    for size in (1, 2, 3, 50, 333):
+        values = generator.integers(-n_levels, n_levels, size).astype(dtype)
+        for k in {0, size // 3, size - 1}:
+            assert kth_lowest(values.copy(), k) == np.sort(values)[k]
+
+
+def test_the_kth_lowest_value_may_be_infinite_and_nan_does_not_stop_the_search():
+    assert kth_lowest(np.array([1, -np.inf, 0], np.float32), 0) == -np.inf
+    assert kth_lowest(np.array([1, np.inf, 0], np.float32), 2) == np.inf
+    kth_lowest(np.array([np.nan, 1, np.nan, 0, np.nan], np.float32), 2)
+
+
+def test_edges_are_ordered_by_score_and_then_by_number():
+    scores = [[0.0, -1.5, 2.0, -0.0, EMPTY, 2.0], [EMPTY, -3.0, EMPTY, -0.5, 1e-30, -1e-30]]
+    labels = torch.arange(12).view(2, 6)
+
+    ordered = order_edges(labels, torch.tensor(scores))
+
+    assert ordered.sizes.tolist() == [5, 4]
+    assert ordered.edges[0, :5].tolist() == [2, 5, 0, 3, 1]
+    assert ordered.edges[1, :4].tolist() == [4, 5, 3, 1]
+    assert ordered.labels[1, :4].tolist() == [10, 11, 9, 7]
+    assert ordered.logs[0, :5].tolist() == [2.0, 2.0, 0.0, 0.0, -1.5]
