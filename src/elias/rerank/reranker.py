@@ -210,7 +210,7 @@ class Reranker:
         every_label: bool,
     ) -> Reranker:
         """Choose γ and fit the calibrations on held-out points."""
-        ids = candidates.ids
+        ids = np.ascontiguousarray(candidates.ids)  # numba compiles its loops once more for slices
         known = ids < self.ranker.n_labels
         if len(ids) < MIN_POINTS:
             message = "scores are not calibrated: only %d points are held out, but %d are needed"
@@ -341,7 +341,7 @@ class Reranker:
 
         The score of padding is -inf.
         """
-        ids = np.ascontiguousarray(candidates.ids)  # numba would compile its loops again for slices
+        ids = np.ascontiguousarray(candidates.ids)  # numba compiles its loops once more for slices
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
