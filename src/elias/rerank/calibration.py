@@ -313,8 +313,8 @@ def _best_split(
     for b in range(counts.shape[1]):
         n_pairs += counts[0, b, 0] + counts[0, b, 1]
         n_relevant += counts[0, b, 1]
-    best, split = n_relevant**2 + (n_pairs - n_relevant) ** 2, (LEAF, 0, 0.0, 0.0)
-    best /= max(1, n_pairs)
+    best = (n_relevant**2 + (n_pairs - n_relevant) ** 2) / max(1, n_pairs)
+    split = (LEAF, 0, 0.0, 0.0)
     for i, f in enumerate(order):
         if i >= n_considered and split[0] != LEAF:
             break

@@ -46,7 +46,7 @@ def compile_in_background() -> None:
 def _is_compiled() -> bool:
     code = last_compiled.py_func.__code__
     pattern = f"*.{code.co_name}-{code.co_firstlineno}.*.nbi"
-    return any(Path(last_compiled.stats.cache_path).glob(pattern))
+    return any(Path(str(last_compiled.stats.cache_path)).glob(pattern))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
 
-ZERO = np.int64(0)  # for a literal 0, numba would compile what it is passed to once more
+ZERO: Any = np.int64(0)  # for a literal 0, numba would compile what it is passed to once more
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
@@ -287,9 +287,9 @@ def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, A
     touched = np.flatnonzero(counts)
     starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
     slots = counts  # where the next occurrence of each touched id is written
-    for i, row in enumerate(touched):
-        starts[i + 1] = starts[i] + counts[row]
-        slots[row] = starts[i]
+    for i, touched_id in enumerate(touched):
+        starts[i + 1] = starts[i] + counts[touched_id]
+        slots[touched_id] = starts[i]
     rows = np.empty(starts[-1], dtype=np.int32)
     positions = np.empty(starts[-1], dtype=np.int32)
     for row in range(offsets.shape[0] - 1):

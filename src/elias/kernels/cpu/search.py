@@ -339,7 +339,7 @@ def _reach(
 
 @njit(cache=True, nogil=True)
 def _expand_some(
-    rows: tuple[int, int],
+    rows: tuple[np.int64, int],
     beams: tuple[Array, Array],
     ordered: OrderedEdges,
     wanted: Array,
