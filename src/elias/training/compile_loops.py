@@ -14,7 +14,6 @@ from pathlib import Path
 
 from elias.rerank.calibration import _mean_value as last_compiled
 
-_NICE = 10  # the run itself goes first
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 _SMALL = {
     "encoder.dim": 16,
@@ -64,6 +63,4 @@ def _compile_all() -> None:
 
 
 if __name__ == "__main__":
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
     _compile_all()
