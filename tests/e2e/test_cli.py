@@ -338,11 +338,11 @@ def test_evaluate_prints_one_json_object_in_percent_as_the_python_api_measures(r
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_evaluate_finds_what_training_recorded(run, corpus_folder, split):
     # later components are recorded cross-fitted on validation points
-    component = ("--component", "rerank") if split == "validation" else ()
+    component = ("--component", "stage2") if split == "validation" else ()
     result = elias("evaluate", run / "model", corpus_folder, "--split", split, "--json", *component)
 
     stages = {line["stage"]: line for line in records(run, "stage")}
-    recorded = stages["rerank" if component else "names"][split]
+    recorded = stages["stage2" if component else "names"][split]
     measured = json.loads(result.out)
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 
