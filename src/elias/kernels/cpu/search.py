@@ -507,7 +507,8 @@ def _choose(
     """Write the top k labels of a point to ``out``, and return the number of labels reached.
 
     Labels are scored in rounds. The paths of a round score lower than those of earlier rounds. The
-    search stops as soon as no other label can enter the top k.
+    search stops as soon as no other label can enter the top k. Until then, the top k are a heap
+    with the last of them at its root.
     """
     shortlist_size, n_first = sizes
     sample, walked = spare
@@ -527,12 +528,18 @@ def _choose(
             _keep_some(scratch, done, n_reached, take)
         for i in range(done, done + take):
             label = best.reached[i]
+            path_log = best.scores[label, 0]
             logit = dot(index.weight[label], point) + index.bias[label]
-            _insert(top, top_log, label, _log_sigmoid(logit) + best.scores[label, 0])
+            if min(logit, _SATURATED) + path_log >= top_log[0]:  # log σ(z) never exceeds min(z, 0)
+                _insert(top, top_log, label, _log_sigmoid(logit) + path_log)
         done += take
-        if top_log[n_top - 1] >= threshold:
+        if top_log[0] >= threshold:
             break
         n_paths *= 2
+    for size in range(n_top - 1, 0, -1):  # heapsort
+        label, log_p = top[size], top_log[size]
+        top[size], top_log[size] = top[0], top_log[0]
+        _sift(top[:size], top_log[:size], label, log_p)
     return n_reached
 
 
@@ -560,18 +567,28 @@ def _log_p(logits: Array, log_scores: Array, out: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _before(label: int, log_p: np.float32, other: int, other_log_p: np.float32) -> bool:
+    """Return whether a label ranks before another: by higher p, then by lower id."""
+    return log_p > other_log_p or (log_p == other_log_p and label < other)
+
+
+@njit(cache=True, nogil=True)
 def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Insert a label into the top k if its log p is high enough. Ties are ordered by label id."""
-    rank = top.shape[0]
-    while rank > 0 and (
-        log_p > top_log[rank - 1]
-        or (log_p == top_log[rank - 1] and log_p > EMPTY and label < top[rank - 1])
-    ):
-        rank -= 1
-    if rank == top.shape[0]:
-        return
-    for i in range(top.shape[0] - 1, rank, -1):
-        top[i] = top[i - 1]
-        top_log[i] = top_log[i - 1]
-    top[rank] = label
-    top_log[rank] = log_p
+    """Replace the root of the heap, the last of the top k, if a label ranks before it."""
+    if log_p > EMPTY and _before(label, log_p, top[0], top_log[0]):
+        _sift(top, top_log, label, log_p)
+
+
+@njit(cache=True, nogil=True)
+def _sift(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
+    """Replace the root of a heap, in which no entry ranks before its children."""
+    at, child = 0, 1
+    while child < top.shape[0]:
+        right = child + 1
+        if right < top.shape[0] and _before(top[child], top_log[child], top[right], top_log[right]):
+            child = right
+        if not _before(label, log_p, top[child], top_log[child]):
+            break
+        top[at], top_log[at] = top[child], top_log[child]
+        at, child = child, 2 * child + 1
+    top[at], top_log[at] = label, log_p
