@@ -49,7 +49,7 @@ def random_model(given):
     weights.sum_duplicates()
     elias.reranker = Reranker(
         features=features,
-        ranker=SparseRanker(weights, np.zeros(given.labels, dtype=np.float32), 0),
+        ranker=SparseRanker.from_label_rows(weights, np.zeros(given.labels, dtype=np.float32), 0),
         frequencies=np.ones(given.labels, dtype=np.int64),
         calibration=None,
         transform="l3-hinge",

@@ -583,12 +583,12 @@ def test_examples_are_those_given_or_else_names_of_labels(run, client, model):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's /proc")
 def test_workers_share_the_weights_because_they_are_mapped_from_the_files(model, texts):
     model.predict(texts)  # makes what is made at first use
-    values, columns, *_ = model.reranker.ranker._classifiers
+    (values, labels, _), _ = model.reranker.ranker._arrays
     large = {
         "W_L": model.model.labels.weight.data_ptr(),
         "word vectors": model.model.encoder.vectors.data_ptr(),
         "weights of the ranker": values.ctypes.data,
-        "their columns": columns.ctypes.data,
+        "their labels": labels.ctypes.data,
     }
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     ranges = [[int(end, 16) for end in fields[0].split("-")] for fields in maps]

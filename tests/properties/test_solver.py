@@ -150,11 +150,13 @@ def test_margins_of_candidates_are_those_of_the_dense_product(searching, seed, *
     rng = np.random.default_rng(seed)
     shape = sizes["n_labels"], sizes["n_features"] + sizes["n_dense"]
     weights = csr_matrix(random_array(shape, density=0.6, rng=rng), dtype=np.float32)
-    biases = rng.standard_normal(shape[0]).astype(np.float32)
-    if searching:  # with very many weights that no point has, features are searched for
-        sparse, weights = widened(sparse, 5000, 0.0), widened(weights, 5000, 1.0)
+    if searching:  # a feature with weights of very many labels is searched for the candidates
+        weights = widened(weights.T, 5000, 1.0).T.tocsr()
+        candidates = candidates + 5000
+    biases = rng.standard_normal(weights.shape[0]).astype(np.float32)
 
-    actual = SparseRanker(weights, biases, dense.shape[1]).score(sparse, dense, candidates)
+    ranker = SparseRanker.from_label_rows(weights, biases, dense.shape[1])
+    actual = ranker.score(sparse, dense, candidates)
 
     points = np.hstack([sparse.toarray(), unit_embedding(dense)])
     every = points @ weights.toarray().T + biases

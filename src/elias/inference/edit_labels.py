@@ -311,8 +311,11 @@ def log_weight_of_removed(
 def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_matrix) -> Reranker:
     kept, n_labels = new_ids >= 0, mixing.shape[0]
     ranker = reranker.ranker
-    weights = csr_matrix(mixing.astype(np.float32) @ ranker.weights)
+    shares = mixing.astype(np.float32)
+    weights = csr_matrix(ranker.weights @ shares.T)
+    dense_weights = csr_matrix(shares @ ranker.dense_weights)
     weights.sort_indices()
+    dense_weights.sort_indices()
     biases = np.asarray(mixing @ ranker.biases, dtype=np.float32)
     counts = np.bincount(new_ids[kept], reranker.frequencies[kept], n_labels).astype(np.int64)
     names = reranker.names
@@ -325,7 +328,7 @@ def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_
         names = LabelNames(starts, columns, names.idf)
     return replace(
         reranker,
-        ranker=SparseRanker(weights, biases, ranker.n_dense),
+        ranker=SparseRanker(weights, dense_weights, biases),
         frequencies=counts,
         names=names,
         cross_fitted=(),

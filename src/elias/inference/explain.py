@@ -279,13 +279,12 @@ def ranker_terms(
     ids_of_words = [ids[start:end] for start, end in pairwise(starts)]
     n_occurrences = np.bincount(ids, minlength=featurizer.n_features)
     terms: list[tuple[RankerTerm, ...]] = []
+    weights = reranker.ranker.weights[psi.indices]  # (features of the text, L)
     for label in labels:
         if label >= reranker.ranker.n_labels:  # an added label has no weights
             terms.append(())
             continue
-        weights = reranker.ranker.weights[label]
-        shared = np.intersect1d(psi.indices, weights.indices, return_indices=True)
-        columns, products = shared[0], psi.data[shared[1]] * weights.data[shared[2]]
+        columns, products = psi.indices, psi.data * weights[:, label].toarray().ravel()
         n_known = np.searchsorted(columns, n_words)  # columns of character n-grams come last
         shares: defaultdict[str, float] = defaultdict(float)
         for column, product in zip(columns[:n_known], products[:n_known], strict=True):

@@ -65,6 +65,8 @@ _RANKER_ENTRIES: files.Entries = {
     "char_ngrams": (list, None),
     "sharpness": (float, 1e-9),
 }
+_BY_FEATURE = "by_feature"
+"""Key of the entry that says that the ranker's weights are stored by feature, not by label."""
 _BLOCK = 2**16
 """Columns per block of a compact ranker, so that column numbers fit in 16 bits."""
 _MAX_NGRAM = 100
@@ -389,7 +391,8 @@ def save_reranker(reranker: Reranker, folder: Path, *, compact: bool = False) ->
     ranker, featurizer = reranker.ranker, reranker.features.featurizer
     (folder / files.RANKER_FOLDER).mkdir()
     arrays: dict[str, NDArray[Any]] = {
-        **(_compact_arrays(ranker.weights) if compact else _sparse_arrays(ranker.weights)),
+        **_sparse_arrays("weights", ranker.weights, compact=compact),
+        **_sparse_arrays("dense_weights", ranker.dense_weights, compact=compact),
         "biases": ranker.biases,
         "frequencies": reranker.frequencies,
     }
@@ -410,6 +413,7 @@ def save_reranker(reranker: Reranker, folder: Path, *, compact: bool = False) ->
         "n_labels": ranker.n_labels,
         "n_features": reranker.features.n_features,
         "n_dense": ranker.n_dense,
+        _BY_FEATURE: True,
         "reads_text": featurizer is not None,
         **vocabulary,
         "calibrated": reranker.calibration is not None,
@@ -442,13 +446,14 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     tensors = manifest.tensors(files.RANKER_WEIGHTS_FILE)
     manifest.check_tensors(files.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    shape = (n_labels, n_features + n_dense)
-    if entry.get(files.COMPACT):
-        weights = _from_compact_arrays(path, arrays, shape)
+    weights = {
+        name: _load_sparse(path, name, arrays, shape, compact=bool(entry.get(files.COMPACT)))
+        for name, shape in _weight_shapes(entry).items()
+    }
+    if entry.get(_BY_FEATURE):
+        ranker = SparseRanker(**weights, biases=arrays["biases"])
     else:
-        weights = _csr(path, "weights", arrays, shape)
-    if not weights.has_canonical_format:
-        raise damaged_file(path, "weights.columns are not ascending within a label")
+        ranker = SparseRanker.from_label_rows(weights["weights"], arrays["biases"], n_dense)
     if (arrays["frequencies"] < 0).any():
         raise damaged_file(path, "frequencies has a negative count")
     featurizer = names = None
@@ -468,7 +473,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
                 raise damaged_file(path, str(error)) from error
     return Reranker(
         features=RankerFeatures(n_features, featurizer),
-        ranker=SparseRanker(weights, arrays["biases"], n_dense),
+        ranker=ranker,
         frequencies=arrays["frequencies"],
         transform=entry["transform"],
         mixture=entry["mixture"],
@@ -482,18 +487,16 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
 def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
     """Return the expected dtype and shape of each array, given the ranker's manifest entry."""
     n_labels = entry["n_labels"]
+    compact = entry.get(files.COMPACT)
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
-        "weights.values": ("float32", (None,)),
-        "weights.columns": ("int32", (None,)),
-        "weights.starts": ("int64", (n_labels + 1,)),
         "biases": ("float32", (n_labels,)),
         "frequencies": ("int64", (n_labels,)),
     }
-    if entry.get(files.COMPACT):
-        n_rows = n_labels * _n_blocks(entry["n_features"] + entry["n_dense"])
-        expected["weights.values"] = ("float16", (None,))
-        expected["weights.columns"] = ("uint16", (None,))
-        expected["weights.starts"] = ("int64", (n_rows + 1,))
+    for name, (n_rows, n_columns) in _weight_shapes(entry).items():
+        n_rows *= _n_blocks(n_columns) if compact else 1
+        expected[f"{name}.values"] = ("float16" if compact else "float32", (None,))
+        expected[f"{name}.columns"] = ("uint16" if compact else "int32", (None,))
+        expected[f"{name}.starts"] = ("int64", (n_rows + 1,))
     if entry["reads_text"]:
         expected["idf"] = ("float32", (entry["n_features"],))
     for attribute, flag, _ in _CALIBRATIONS:
@@ -520,42 +523,56 @@ def _csr(
     return matrix
 
 
-def _sparse_arrays(weights: csr_matrix) -> dict[str, NDArray[Any]]:
-    """Return the arrays in which the weights of a ranker are stored."""
+def _weight_shapes(entry: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the ranker's weights. Older files have one matrix, a row per label."""
+    n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
+    if not entry.get(_BY_FEATURE):
+        return {"weights": (n_labels, n_features + n_dense)}
+    return {"weights": (n_features, n_labels), "dense_weights": (n_labels, n_dense)}
+
+
+def _sparse_arrays(name: str, weights: csr_matrix, *, compact: bool) -> dict[str, NDArray[Any]]:
+    """Return the arrays in which weights of a ranker are stored.
+
+    If ``compact``, they are float16 and their columns take 16 bits: each row is cut into blocks of
+    `_BLOCK` columns, which are stored as rows.
+    """
+    if compact:
+        n_rows, n_columns = weights.shape
+        n_blocks = _n_blocks(n_columns)
+        parts = (weights.data, weights.indices, weights.indptr)
+        padded = csr_matrix(parts, shape=(n_rows, n_blocks * _BLOCK))
+        weights = csr_matrix(padded.reshape((n_rows * n_blocks, _BLOCK)))
     return {
-        "weights.values": weights.data,
-        "weights.columns": weights.indices.astype(np.int32, copy=False),
-        "weights.starts": weights.indptr.astype(np.int64, copy=False),
+        f"{name}.values": weights.data.astype(np.float16 if compact else np.float32, copy=False),
+        f"{name}.columns": weights.indices.astype(np.uint16 if compact else np.int32, copy=False),
+        f"{name}.starts": weights.indptr.astype(np.int64, copy=False),
     }
 
 
-def _compact_arrays(weights: csr_matrix) -> dict[str, NDArray[Any]]:
-    """Return the weights of a ranker as float16, and their columns in 16 bits.
-
-    The row of a label is cut into blocks of `_BLOCK` columns, which are stored as rows.
-    """
-    n_labels, n_columns = weights.shape
-    n_blocks = _n_blocks(n_columns)
-    parts = (weights.data, weights.indices, weights.indptr)
-    padded = csr_matrix(parts, shape=(n_labels, n_blocks * _BLOCK))
-    arrays = _sparse_arrays(csr_matrix(padded.reshape((n_labels * n_blocks, _BLOCK))))
-    for name, dtype in (("weights.values", np.float16), ("weights.columns", np.uint16)):
-        arrays[name] = arrays[name].astype(dtype)
-    return arrays
-
-
-def _from_compact_arrays(
-    path: Path, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
+def _load_sparse(
+    path: Path,
+    name: str,
+    arrays: Mapping[str, NDArray[Any]],
+    shape: tuple[int, int],
+    *,
+    compact: bool,
 ) -> csr_matrix:
-    """Convert the arrays of `_compact_arrays` back to the float32 weights of a ranker."""
-    n_labels, n_columns = shape
-    n_blocks = _n_blocks(n_columns)
-    values = {"weights.values": arrays["weights.values"].astype(np.float32)}
-    blocks = _csr(path, "weights", {**arrays, **values}, (n_labels * n_blocks, _BLOCK))
-    padded = csr_matrix(blocks.reshape((n_labels, n_blocks * _BLOCK)))
-    if (padded.indices >= n_columns).any():
-        raise damaged_file(path, f"weights.columns has a column outside 0..{n_columns - 1}")
-    return csr_matrix((padded.data, padded.indices, padded.indptr), shape=shape)
+    """Return the float32 weights that `_sparse_arrays` stored."""
+    if not compact:
+        weights = _csr(path, name, arrays, shape)
+    else:
+        n_rows, n_columns = shape
+        n_blocks = _n_blocks(n_columns)
+        values = {f"{name}.values": arrays[f"{name}.values"].astype(np.float32)}
+        blocks = _csr(path, name, {**arrays, **values}, (n_rows * n_blocks, _BLOCK))
+        padded = csr_matrix(blocks.reshape((n_rows, n_blocks * _BLOCK)))
+        if (padded.indices >= n_columns).any():
+            raise damaged_file(path, f"{name}.columns has a column outside 0..{n_columns - 1}")
+        weights = csr_matrix((padded.data, padded.indices, padded.indptr), shape=shape)
+    if not weights.has_canonical_format:
+        raise damaged_file(path, f"{name}.columns are not ascending within a row")
+    return weights
 
 
 def _n_blocks(n_columns: int) -> int:

@@ -428,7 +428,7 @@ class LabelNames:
         """
         out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
         arrays = (as_rows(features), (self.starts, self.columns), self.idf, candidates, out)
-        run_on_points(_compare, len(self.idf), "Comparing names", *arrays)
+        run_on_points(_compare, (len(self.idf), np.float32), "Comparing names", *arrays)
         return out
 
 

@@ -1,8 +1,8 @@
 """The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
 
-To score a point, its features are written to a dense buffer, in which the weights of each candidate
-look up their features. For a label with very many weights, it is faster to look up the features of
-the point among the weights of the label, by binary search.
+The weights are stored by feature: to score a point, only those of its features are read. In the
+row of each feature, the weights of all labels are visited and those of candidates are added up. If
+the row is very long, it is faster to look up the candidates in it by binary search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, issparse
+from scipy.sparse import csr_matrix, hstack, issparse
 
 from elias.errors import DataError
 from elias.kernels.threads import split_range, thread_map_progress
@@ -35,14 +35,14 @@ DEFAULT_COST = 1.0
 MIN_WEIGHT = 0.1  # smaller weights are set to zero
 Rows: TypeAlias = tuple[Array, Array, Array, Array]
 """ψ: the sparse part in CSR layout (data, uint32 indices, indptr), and the dense part (N, D)."""
-Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
-"""Label weights in CSR layout (data, sorted indices, indptr), and the biases."""
+SparseArrays: TypeAlias = tuple[Array, Array, Array]
+"""A matrix in CSR layout (data, uint32 sorted indices, indptr)."""
 
 UNSEEN_MARGIN = -1.0
 """Score of a label without training pairs: that of a clearly irrelevant label."""
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
-_kept = threading.local()  # reuses a buffer, because allocating one takes longer than a point
+_kept = threading.local()  # the buffers of a thread: new memory would take longer than a point
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,34 @@ class SparseRanker:
     """
 
     weights: csr_matrix
-    """(L, F + D) float32 weights after pruning, with sorted column indices."""
+    """(F, L) float32 weights of the sparse features after pruning, with sorted indices."""
+    dense_weights: csr_matrix
+    """(L, D) float32 weights of the embedding after pruning, with sorted indices."""
     biases: NDArray[np.float32]
     """(L,) bias of each label."""
-    n_dense: int
-    """D, the number of embedding columns, which are the last columns of ``weights``."""
+
+    @classmethod
+    def from_label_rows(
+        cls, weights: csr_matrix, biases: NDArray[np.float32], n_dense: int
+    ) -> SparseRanker:
+        """Build a ranker from (L, F + D) weights, whose last D columns are of the embedding."""
+        n_features = weights.shape[1] - n_dense
+        sparse, dense = weights[:, :n_features], weights[:, n_features:]
+        return cls(csr_matrix(sparse.T), csr_matrix(dense), biases)
+
+    def label_rows(self) -> csr_matrix:
+        """Return the (L, F + D) weights of all features."""
+        return hstack([self.weights.T, self.dense_weights], format="csr")
 
     @property
     def n_labels(self) -> int:
         """Return L, the number of labels."""
         return len(self.biases)
+
+    @property
+    def n_dense(self) -> int:
+        """Return D, the width of the embedding, or 0 if the ranker does not use it."""
+        return int(self.dense_weights.shape[1])
 
     @classmethod
     def fit(
@@ -205,11 +223,11 @@ class SparseRanker:
             cost=DEFAULT_COST if config.cost is None else config.cost,
             prune=min_weight,
             seed=seed,
-            start=None if earlier is None else (earlier.weights, earlier.biases),
+            start=None if earlier is None else (earlier.label_rows(), earlier.biases),
         )
         is_new = np.arange(len(biases)) >= (0 if earlier is None else earlier.n_labels)
         biases[is_new & (np.diff(groups[0]) == 0)] = UNSEEN_MARGIN
-        return cls(weights, biases, weights.shape[1] - features.shape[1])
+        return cls.from_label_rows(weights, biases, weights.shape[1] - features.shape[1])
 
     def score(
         self,
@@ -226,12 +244,11 @@ class SparseRanker:
         """
         if self.n_dense == 0:
             embedding = None
-        if not features.has_sorted_indices:  # binary search needs sorted columns
+        if not features.has_sorted_indices:  # sums are the same for any order
             features = features.sorted_indices()
         rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
-        n_columns = self.weights.shape[1]
         for name, width, trained in (
-            ("features", features.shape[1], n_columns - self.n_dense),
+            ("features", features.shape[1], self.weights.shape[0]),
             ("embedding", rows[3].shape[1], self.n_dense),
         ):
             if width != trained:
@@ -239,18 +256,22 @@ class SparseRanker:
                     f"the {name} have width {width}, the ranker was trained on {trained}"
                 )
         margins = np.empty(candidates.shape, dtype=np.float32)
-        arrays = (rows, self._classifiers, candidates, margins)
-        run_on_points(_score_points, n_columns, "Ranking candidates", *arrays)
+        arrays = (*self._arrays, self.biases, candidates, margins)
+        slots = (self.n_labels, np.int32)
+        run_on_points(_score_points, slots, "Ranking candidates", rows, *arrays)
         return margins
 
     @cached_property
-    def _classifiers(self) -> Classifiers:
-        """The weights and biases as arrays for the compiled functions."""
-        indices = np.ascontiguousarray(self.weights.indices)
-        # a view of saved columns, which are memory-mapped; `astype` would copy them
-        columns = indices.view(np.uint32) if indices.itemsize == 4 else indices.astype(np.uint32)
-        starts = self.weights.indptr.astype(np.int64, copy=False)
-        return self.weights.data, columns, starts, self.biases
+    def _arrays(self) -> tuple[SparseArrays, SparseArrays]:
+        """Both matrices as arrays for the compiled functions."""
+        return _arrays(self.weights), _arrays(self.dense_weights)
+
+
+def _arrays(matrix: csr_matrix) -> SparseArrays:
+    indices = np.ascontiguousarray(matrix.indices)
+    # a view of saved indices, which are memory-mapped; `astype` would copy them
+    indices = indices.view(np.uint32) if indices.itemsize == 4 else indices.astype(np.uint32)
+    return matrix.data, indices, matrix.indptr.astype(np.int64, copy=False)
 
 
 def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> Rows:
@@ -269,23 +290,29 @@ def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> R
 
 
 def run_on_points(
-    kernel: Callable[..., None], n_columns: int, description: str, rows: Rows, *arrays: Any
+    kernel: Callable[..., None],
+    buffer: tuple[int, type],
+    description: str,
+    rows: Rows,
+    *arrays: Any,
 ) -> None:
     """Call ``kernel(begin, end, buffer, rows, *arrays)`` for chunks of points in several threads.
 
-    Each thread has its own buffer of ``n_columns`` zeros. ``kernel`` must reset it to zeros.
+    Each thread has its own buffer of zeros, to which ``kernel`` restores it. ``buffer`` is its size
+    and its dtype.
     """
-    n_points = len(rows[2]) - 1
+    n_points, (size, dtype) = len(rows[2]) - 1, buffer
     if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points
-        if len(getattr(_kept, "buffer", ())) < n_columns:
-            _kept.buffer = np.zeros(n_columns, np.float32)
-        kernel(0, n_points, _kept.buffer[:n_columns], rows, *arrays)
+        buffers = _kept.__dict__
+        if dtype.__name__ not in buffers or len(buffers[dtype.__name__]) < size:
+            buffers[dtype.__name__] = np.zeros(size, dtype)
+        kernel(0, n_points, buffers[dtype.__name__][:size], rows, *arrays)
         return
 
-    def work(points: range, buffer: Array) -> None:
-        kernel(points.start, points.stop, buffer, rows, *arrays)
+    def work(points: range, memory: Array) -> None:
+        kernel(points.start, points.stop, memory, rows, *arrays)
 
-    new_buffer: Callable[[], Array] = partial(np.zeros, n_columns, np.float32)
+    new_buffer: Callable[[], Array] = partial(np.zeros, size, dtype)
     chunks = split_range(n_points, _POINTS_PER_CHUNK)
     list(thread_map_progress(work, chunks, new_buffer, description, n_points))
 
@@ -294,47 +321,48 @@ def run_on_points(
 def _score_points(
     begin: int,
     end: int,
-    buffer: Array,
+    slots: Array,
     rows: Rows,
-    classifiers: Classifiers,
+    weights: SparseArrays,
+    dense_weights: SparseArrays,
+    biases: Array,
     candidates: Array,
     out: Array,
 ) -> None:
+    """Write the margins of the candidates. ``slots`` maps a candidate to its column + 1."""
     data, columns, starts, dense = rows
-    n_labels = classifiers[3].shape[0]
+    values, labels, label_starts = weights
+    dense_values, dense_columns, dense_starts = dense_weights
+    n_labels, n_candidates = biases.shape[0], candidates.shape[1]
+    totals = np.empty(n_candidates)
     for row in range(begin, end):
-        point = (data[starts[row] : starts[row + 1]], columns[starts[row] : starts[row + 1]])
-        for j in range(point[0].shape[0]):
-            buffer[point[1][j]] = point[0][j]
-        buffer[buffer.shape[0] - dense.shape[1] :] = dense[row]
-        for k in range(candidates.shape[1]):
-            label, margin = candidates[row, k], _PADDING
+        for k in range(n_candidates):
+            label = candidates[row, k]
             if label < n_labels:
-                margin = _margin(point, dense.shape[1], classifiers, label, buffer)
-            out[row, k] = margin
-        for j in range(point[0].shape[0]):
-            buffer[point[1][j]] = 0.0
-    buffer[buffer.shape[0] - dense.shape[1] :] = 0.0
-
-
-@njit(cache=True, nogil=True)
-def _margin(
-    point: tuple[Array, Array], n_dense: int, classifiers: Classifiers, label: int, buffer: Array
-) -> np.float32:
-    data, point_columns = point
-    values, columns, starts, biases = classifiers
-    low, high = starts[label], starts[label + 1]
-    total = np.float64(biases[label])
-    n_weights = high - low
-    if n_weights > 64 and n_weights > 2 * data.shape[0] * np.log2(n_weights):  # binary search
-        first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
-        at = low
-        for j in range(data.shape[0]):
-            at = _find(columns, at, first_dense, point_columns[j])
-            if at < first_dense and columns[at] == point_columns[j]:
-                total += data[j] * values[at]
-        low = first_dense
-    return np.float32(total + sparse_dot(values, columns, low, high, buffer))
+                slots[label] = k + 1
+                totals[k] = biases[label]
+        for j in range(starts[row], starts[row + 1]):
+            low, high = label_starts[columns[j]], label_starts[columns[j] + 1]
+            if high - low > 64 and high - low > 4 * n_candidates * np.log2(high - low):
+                for k in range(n_candidates):
+                    at = _find(labels, low, high, candidates[row, k])
+                    if at < high and labels[at] == candidates[row, k]:
+                        totals[k] += data[j] * values[at]
+                continue
+            for i in range(low, high):
+                slot = slots[labels[i]]
+                if slot > 0:
+                    totals[slot - 1] += data[j] * values[i]
+        for k in range(n_candidates):
+            label, out[row, k] = candidates[row, k], _PADDING
+            if label < n_labels:
+                total = totals[slots[label] - 1]
+                low, high = dense_starts[label], dense_starts[label + 1]
+                total += sparse_dot(dense_values, dense_columns, low, high, dense[row])
+                out[row, k] = total
+        for k in range(n_candidates):
+            if candidates[row, k] < n_labels:
+                slots[candidates[row, k]] = 0
 
 
 @njit(cache=True, nogil=True)

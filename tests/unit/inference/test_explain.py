@@ -160,7 +160,7 @@ def test_the_weight_of_a_character_ngram_is_divided_among_its_words():
     ngrams = features.featurizer.ngrams
     places = [0, 0], [ngrams.index("<fi"), ngrams.index("sh>")]
     weights = csr_matrix((np.float32([4, 2]), places), shape=(1, len(ngrams)))
-    ranker = SparseRanker(weights, np.zeros(1, np.float32), 0)
+    ranker = SparseRanker.from_label_rows(weights, np.zeros(1, np.float32), 0)
     psi = features.transform(["fishing fish"]).toarray()[0]
 
     reranker = SimpleNamespace(features=features, ranker=ranker)

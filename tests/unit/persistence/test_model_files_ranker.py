@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.sparse import random as random_csr
 
 from elias.errors import ModelError
-from elias.persistence.model_files import _compact_arrays, _from_compact_arrays
+from elias.persistence.model_files import _load_sparse, _sparse_arrays
 from rerank_problem import fit_reranker, scores_of
 from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 
@@ -99,7 +99,7 @@ def test_a_damaged_description_of_format_2_is_refused(saved, content):
     ("key", "value", "message"),
     [
         ("n_labels", -1, "ranker.n_labels is -1"),
-        ("n_features", 5, "idf has shape"),
+        ("n_features", 5, "weights.starts has shape"),
         ("calibrated", 1, "ranker.calibrated is 1"),
         ("calibrated", False, "is not expected"),
         ("transform", "cube", "ranker.transform is 'cube', not 'l3-hinge' or 'sigmoid'"),
@@ -193,8 +193,8 @@ def test_columns_in_16_bits_are_the_same_columns(n_columns, tmp_path):
     ends[0, [0, -1][: 2 * n_columns]] = 0.5  # the second row is empty
     weights = csr_matrix(vstack([some, ends]))
 
-    arrays = _compact_arrays(weights)
-    again = _from_compact_arrays(tmp_path, arrays, weights.shape)
+    arrays = _sparse_arrays("weights", weights, compact=True)
+    again = _load_sparse(tmp_path, "weights", arrays, weights.shape, compact=True)
 
     assert arrays["weights.columns"].dtype == np.uint16
     assert again.has_canonical_format

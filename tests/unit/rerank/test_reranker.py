@@ -229,7 +229,7 @@ def test_an_embedding_that_is_given_is_learned_from(problem):
     without = fit_reranker(problem.train._replace(candidates=plain), problem.config)
 
     assert (with_embedding.ranker.n_dense, without.ranker.n_dense) == (5, 0)
-    assert with_embedding.ranker.weights[:, -5:].nnz > 0
+    assert with_embedding.ranker.dense_weights.nnz > 0
 
 
 def fit_ranker():

@@ -19,7 +19,8 @@ def problem():
     weights = csr_matrix(rng.standard_normal(shape) * (rng.random(shape) < density), dtype="f4")
     biases = rng.standard_normal(N_LABELS).astype(np.float32)
     candidates = rng.integers(0, N_LABELS + 1, (N_POINTS, 5))
-    return sparse.astype(np.float32), dense, SparseRanker(weights, biases, N_DENSE), candidates
+    ranker = SparseRanker.from_label_rows(weights, biases, N_DENSE)
+    return sparse.astype(np.float32), dense, ranker, candidates
 
 
 def scores(sparse, dense, ranker, candidates):
