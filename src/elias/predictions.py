@@ -238,6 +238,8 @@ class Predictions:
         Predictions(n=1, k=1, n_labels=3)
         """
         n_labels, width = len(label_names), self.ids.shape[1]
+        if n_labels == self.n_labels:
+            return replace(self, label_names=label_names)
         ids = np.where(self.ids == self.n_labels, n_labels, self.ids)
         longer = replace(self, ids=ids, n_labels=n_labels, label_names=label_names)
         # if each row ranks all labels, make room for the new labels, too

@@ -292,7 +292,10 @@ def join_added(
         ids = np.where(ids < 0, known.n_labels, ids)
         best = replace(known, ids=ids, scores=_as_scores(member, chances, name))
         width = min(options.top_k, known.ids.shape[1] + ids.shape[1])
-        joined[name] = Predictions.merge([known, best], how="max", k=width)
+        if width == known.ids.shape[1] and not (best.scores >= known.scores[:, -1:]).any():
+            joined[name] = known  # no added label is good enough
+        else:
+            joined[name] = Predictions.merge([known, best], how="max", k=width)
     return joined
 
 

@@ -95,7 +95,7 @@ class BagEncoder(TextEncoder):
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "this encoder reads features, not texts"
-        return Tokens.from_csr(self.featurizer.transform(texts))
+        return Tokens(*self.featurizer.weigh(texts))
 
     @property
     def fingerprint(self) -> str:

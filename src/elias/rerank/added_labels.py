@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numba import njit
 from scipy.sparse import csr_matrix
 
 from elias.model.batched import embed_all
@@ -170,7 +171,10 @@ class AddedLabels:
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
-        """The vocabulary of names, the normalised idf² of each name, and each row's first name."""
+        """The vocabulary of names, the share of each feature in each name, and first names.
+
+        A name's shares are proportional to idf² and add up to 1.
+        """
         terms = [name for names in self.names for name in names]
         starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
         featurizer = Featurizer.fit(
@@ -182,15 +186,15 @@ class AddedLabels:
         weights.data = featurizer.idf[weights.indices] ** 2
         total = np.asarray(weights.sum(axis=1)).ravel()
         weights.data /= np.repeat(np.maximum(total, 1e-9), np.diff(weights.indptr))
-        return featurizer, weights, starts
+        return featurizer, csr_matrix(weights.T), starts
 
     def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the share of each label's best matching name that occurs in each text (n, A)."""
-        featurizer, weights, starts = self._terms
-        present = featurizer.transform(texts)
-        present.data[:] = 1
-        shares = (present @ weights.T).toarray()
-        return np.maximum.reduceat(shares, starts, axis=1).astype(np.float32)
+        """Return the share of the best-covered name of each row that occurs in each text (n, A)."""
+        featurizer, shares, starts = self._terms
+        covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
+        arrays = (shares.data, shares.indices, shares.indptr)
+        _add_shares(*featurizer.terms_of(texts), arrays, covered)
+        return np.maximum.reduceat(covered, starts, axis=1)
 
     def probabilities(
         self, embedding: NDArray[np.float32], texts: Sequence[str] | None
@@ -235,6 +239,24 @@ class AddedLabels:
             top = np.argpartition(-values, width - 1, axis=1)[:, :width]
             ids[rows], chances[rows] = self.labels[top], np.take_along_axis(values, top, axis=1)
         return np.where(chances > 0, ids, -1), chances
+
+
+@njit(cache=True, nogil=True)
+def _add_shares(
+    starts: NDArray[np.int64],
+    terms: NDArray[np.int32],
+    shares: tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]],
+    out: NDArray[np.float32],
+) -> None:
+    """Add the shares of each text's distinct terms in each name to ``out`` (n, names)."""
+    values, names, name_starts = shares
+    for text in range(out.shape[0]):
+        last = -1
+        for term in np.sort(terms[starts[text] : starts[text + 1]]):
+            if term != last:
+                for j in range(name_starts[term], name_starts[term + 1]):
+                    out[text, names[j]] += values[j]
+            last = term
 
 
 def _known_idf(featurizer: Featurizer, reference: Featurizer) -> NDArray[np.float32]:

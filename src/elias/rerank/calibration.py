@@ -163,6 +163,19 @@ class Calibration:
         children = np.concatenate([self.left[inner], self.right[inner]])
         return np.setdiff1d(np.arange(len(self.feature)), children)
 
+    @cached_property
+    def _nodes(self) -> tuple[NDArray[Any], ...]:
+        """The arguments of `_mean_value`. They are unsigned, so that numba omits checks."""
+        leaf, own = self.feature == LEAF, np.arange(len(self.feature))
+        left, right = np.where(leaf, own, self.left), np.where(leaf, own, self.right)
+        return (
+            self.roots.astype(np.uint32),
+            np.where(leaf, 0, self.feature).astype(np.uint32),
+            self.threshold,
+            np.stack([left, right], axis=1).ravel().astype(np.uint32),
+            self.value,
+        )
+
     def probability(
         self,
         scores: NDArray[np.floating[Any]],
@@ -174,8 +187,7 @@ class Calibration:
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
             raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
-        nodes = (self.feature, self.threshold, self.left, self.right, self.value)
-        probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
+        probability: NDArray[np.float64] = _mean_value(features, *self._nodes)
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -336,22 +348,25 @@ def _best_split(
 @njit(cache=True, nogil=True)
 def _mean_value(
     features: NDArray[np.float32],
-    roots: NDArray[Any],
-    feature: NDArray[np.int32],
+    roots: NDArray[np.uint32],
+    feature: NDArray[np.uint32],
     threshold: NDArray[np.float64],
-    left: NDArray[np.int32],
-    right: NDArray[np.int32],
+    children: NDArray[np.uint32],
     value: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the mean over all trees of the value of the leaf that each row reaches."""
+    """Return for each row the value of the leaf that it reaches, averaged over all trees.
+
+    ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its own
+    child. A child is chosen by its index, because the CPU would often mispredict a branch.
+    """
     out = np.zeros(features.shape[0])
     for row in range(features.shape[0]):
         total = 0.0
         for tree in range(roots.shape[0]):
             node = roots[tree]
-            while feature[node] != LEAF:
+            while children[2 * node] != node:
                 goes_left = features[row, feature[node]] <= threshold[node]
-                node = left[node] if goes_left else right[node]
+                node = children[2 * node + (not goes_left)]
             total += value[node]
         out[row] = total / roots.shape[0]
     return out

@@ -98,7 +98,7 @@ class RankerFeatures:
         """
         if isinstance(inputs, Sequence):
             if self.featurizer is not None:
-                return unit_rows(self.featurizer.transform(inputs))
+                return unit_rows(self.featurizer.transform(inputs), copy=False)
             if self.n_features == 0:
                 return csr_matrix((len(inputs), 0), dtype=np.float32)
             raise DataError("this ranker was trained on features; pass a CSR matrix")

@@ -40,6 +40,9 @@ except ImportError:  # elias-xmc-runtime has neither numba nor scipy; the loops 
 Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
 """Ragged lists of ids as a pair (starts, ids). List i is ``ids[starts[i]:starts[i + 1]]``."""
 
+Weights: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+"""Weights of features in CSR layout (indptr, sorted indices, data)."""
+
 _CHUNK = 10_000  # texts transformed at a time, to bound memory
 _MAX_WORD_NGRAMS = 4_000_000  # word n-grams counted at a time, to bound memory
 _MAX_CACHED_WORDS = 500_000  # words whose feature ids are cached, to bound memory
@@ -259,20 +262,29 @@ class Featurizer:
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
         """Return the features (N, words + n-grams) in float32. Unknown words are ignored."""
-        from scipy.sparse import csr_matrix, vstack
+        from scipy.sparse import csr_matrix
 
-        starts = range(0, max(1, len(texts)), _CHUNK)
-        chunks: list[csr_matrix] = []
-        for start in track(starts, "Reading words") if len(starts) > 1 else starts:
+        starts, ids, weights = self.weigh(texts)
+        if len(ids) <= np.iinfo(np.int32).max:
+            starts = starts.astype(np.int32)  # scipy would do the same, but slowly
+        return csr_matrix((weights, ids, starts), shape=(len(starts) - 1, len(self.idf)))
+
+    def weigh(self, texts: Sequence[str]) -> Weights:
+        """Return the features of texts as arrays, see `weigh_terms`."""
+        firsts = range(0, max(1, len(texts)), _CHUNK)
+        chunks: list[Weights] = []
+        for first in track(firsts, "Reading words") if len(firsts) > 1 else firsts:
             if isinstance(texts, SplitTexts):
-                offsets, ids = self.feature_ids(texts.word_lists(start, start + _CHUNK))
+                terms = self.feature_ids(texts.word_lists(first, first + _CHUNK))
             else:
-                words = partial(words_of, symbols=self.reads_symbols)
-                offsets, ids = self.feature_ids(map(words, texts[start : start + _CHUNK]))
-            indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
-            shape = len(offsets) - 1, len(self.idf)
-            chunks.append(csr_matrix((data, indices, indptr), shape=shape))
-        return chunks[0] if len(chunks) == 1 else vstack(chunks, format="csr", dtype=np.float32)
+                terms = self.terms_of(texts[first : first + _CHUNK])
+            chunks.append(weigh_terms(*terms, self.idf, len(self.words)))
+        if len(chunks) == 1:
+            return chunks[0]
+        starts, ids, weights = zip(*chunks, strict=True)
+        lengths = np.concatenate([np.diff(part) for part in starts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return offsets, np.concatenate(ids), np.concatenate(weights)
 
     @cached_property
     def _word_ids(self) -> dict[str, int]:
@@ -287,8 +299,12 @@ class Featurizer:
         """Cache the feature ids of each distinct word: its own id and those of its n-grams."""
         return {}
 
-    def feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
+    def terms_of(self, texts: Sequence[str]) -> Ids:
         """Return the feature ids of each text, in no particular order and including repeats."""
+        return self.feature_ids(map(partial(words_of, symbols=self.reads_symbols), texts))
+
+    def feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
+        """Return the feature ids of lists of words, in no particular order, including repeats."""
         ids, ends = array("i"), [0]
         known = self._ids_of_word
         if len(known) > _MAX_CACHED_WORDS:
@@ -374,7 +390,7 @@ def count_texts(
 @njit(cache=True, nogil=True)
 def weigh_terms(
     starts: NDArray[np.int64], terms: NDArray[np.int32], idf: NDArray[np.float32], n_words: int
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+) -> Weights:
     """Weigh the terms of each text by (1 + log tf)·idf, and scale words and n-grams to unit norm.
 
     Args:
@@ -422,23 +438,28 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def row_lengths(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the L2 norm of each row of a CSR matrix, computed in float32."""
+def _scale_rows(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale each row of a CSR matrix to L2 norm 1 in float32, and return the previous norms."""
     lengths = np.empty(starts.shape[0] - 1, np.float32)
     for row in range(lengths.shape[0]):
         total = np.float32(0)
         for i in range(starts[row], starts[row + 1]):
             total += data[i] * data[i]
         lengths[row] = np.sqrt(total)
+        if lengths[row] > 0:
+            scale = np.float32(1) / lengths[row]
+            for i in range(starts[row], starts[row + 1]):
+                data[i] *= scale
     return lengths
 
 
-def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
+def unit_rows(matrix: csr_matrix, first_row: int = 0, *, copy: bool = True) -> csr_matrix:
     """Return the matrix with every row scaled to L2 norm 1. Zero rows stay zero.
 
     Args:
         matrix: Features of points.
         first_row: Row of the corpus at which the matrix starts, for the error message.
+        copy: Leave ``matrix`` as it is. Without a copy, it must be finite and float32.
 
     Raises:
         DataError: If a value is not finite, or its square is not finite in float32.
@@ -446,16 +467,15 @@ def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
     from scipy.sparse import csr_matrix
 
     with np.errstate(over="ignore"):
-        matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
-        length = row_lengths(matrix.indptr, matrix.data)
-    if not np.isfinite(length).all():
-        row = int(np.flatnonzero(~np.isfinite(length))[0])
-        values = matrix[row]
+        scaled = csr_matrix(matrix, dtype=np.float32, copy=True) if copy else matrix
+        length = _scale_rows(scaled.indptr, scaled.data)
+        finite = np.isfinite(length)
+        if finite.all():
+            return scaled
+        row = int(np.argmin(finite))
+        values = csr_matrix(matrix[[row]], dtype=np.float32)
         worst = int(np.argmax(np.nan_to_num(abs(values.data), nan=np.inf)))
         raise DataError(
             f"features: point {first_row + row + 1}, column {values.indices[worst]} holds "
             f"{values.data[worst]:g}; give finite values below 1e18"
         )
-    scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
-    matrix.data *= np.repeat(scale, np.diff(matrix.indptr)).astype(np.float32)
-    return matrix

@@ -9,7 +9,6 @@ from elias.text.vectorizer import (
     Featurizer,
     SplitTexts,
     ngrams_of,
-    row_lengths,
     unit_rows,
     words_of,
 )
@@ -102,12 +101,15 @@ def test_too_large_a_vocabulary_keeps_the_most_frequent():
     assert featurizer.words == ("a", "b")
 
 
-def test_row_lengths_are_those_of_the_dense_rows():
+def test_unit_rows_are_the_dense_rows_divided_by_their_lengths():
     matrix = random_sparse(40, 30, density=0.2, format="csr", dtype=np.float32, rng=0)
+    before = matrix.toarray()
+    lengths = np.maximum(np.linalg.norm(before, axis=1, keepdims=True), 1e-9)
 
-    lengths = row_lengths(matrix.indptr, matrix.data)
+    rows = unit_rows(matrix)
 
-    np.testing.assert_allclose(lengths, np.linalg.norm(matrix.toarray(), axis=1), rtol=1e-6)
+    np.testing.assert_allclose(rows.toarray(), before / lengths, rtol=1e-6)
+    np.testing.assert_array_equal(matrix.toarray(), before)
 
 
 def test_unit_rows_leave_empty_rows_empty():
