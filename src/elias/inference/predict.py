@@ -240,7 +240,8 @@ def rank_candidates(
     predictions, reranked = {}, list(dict.fromkeys(components))
     if stage in components:
         reranked.remove(stage)
-        predictions[stage] = Predictions(candidates.ids, candidates.scores, n_labels, names)
+        ids, scores = candidates.ids[:, :top_k], candidates.scores[:, :top_k]
+        predictions[stage] = Predictions(ids, scores, n_labels, names)
     if reranked:
         assert model.reranker is not None
         predictions |= model.reranker.rerank(
@@ -248,12 +249,10 @@ def rank_candidates(
             inputs,
             reranked,
             count=count,
-            width=max(top_k, count),
+            width=top_k,
             label_names=names,
             psi=psi,
         )
-    for name, ranked in predictions.items():
-        predictions[name] = ranked.top(top_k)
     return predictions
 
 

@@ -19,8 +19,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from elias.errors import ModelError
-from elias.kernels.threads import thread_map_progress
-from elias.rerank.sparse_ranker import RankerFeatures, Rows, as_rows, run_on_points
+from elias.kernels.threads import split_range, thread_map, thread_map_progress
+from elias.rerank.sparse_ranker import as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,8 @@ FOREST_LEAF = 20
 FOREST_FEATURE_SHARE = 0.5
 """Share of the features that are considered at each node of a random forest."""
 MAX_VALUES = 1024
-"""Maximum number of distinct values of a feature. Features with more are reduced to quantiles."""
+"""Number of values of a feature between which a tree may split; more are reduced to quantiles."""
+_PAIRS_PER_CHUNK = 1 << 15  # pairs that a thread evaluates at a time
 LEAF = -1
 """Feature index that marks a leaf."""
 TREE_DTYPES: dict[str, type] = {
@@ -187,7 +188,13 @@ class Calibration:
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
             raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
-        probability: NDArray[np.float64] = _mean_value(features, *self._nodes)
+        probability = np.empty(len(features))
+
+        def work(rows: range, _: None) -> None:
+            part = slice(rows.start, rows.stop)
+            _mean_value(features[part], *self._nodes, probability[part])
+
+        list(thread_map(work, split_range(len(features), _PAIRS_PER_CHUNK), lambda: None))
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -353,13 +360,13 @@ def _mean_value(
     threshold: NDArray[np.float64],
     children: NDArray[np.uint32],
     value: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return for each row the value of the leaf that it reaches, averaged over all trees.
+    out: NDArray[np.float64],
+) -> None:
+    """Write for each row the value of the leaf that it reaches, averaged over all trees.
 
     ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its own
     child. A child is chosen by its index, because the CPU would often mispredict a branch.
     """
-    out = np.zeros(features.shape[0])
     for row in range(features.shape[0]):
         total = 0.0
         for tree in range(roots.shape[0]):
@@ -369,7 +376,6 @@ def _mean_value(
                 node = children[2 * node + (not goes_left)]
             total += value[node]
         out[row] = total / roots.shape[0]
-    return out
 
 
 class NameOverlap(NamedTuple):

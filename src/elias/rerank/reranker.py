@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
+from elias.kernels.cpu.search import top_labels
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import FOREST_LEAF, MIN_POINTS, Calibration, LabelNames, Mixture
 from elias.rerank.sparse_ranker import (
@@ -316,22 +317,23 @@ class Reranker:
             label_names: Names for the predictions.
             psi: (N, F) features of the points. None computes them from ``inputs``.
         """
-        n_labels, ids, p = len(self.frequencies), candidates.ids[:, :width], candidates.scores
+        n_labels, ids, p = len(self.frequencies), candidates.ids, candidates.scores
         scores: dict[str, list[NDArray[np.float32]]] = defaultdict(list)
         for start in range(0, max(len(ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
             dense = None if candidates.embedding is None else candidates.embedding[rows]
-            best = Candidates(ids[rows, :count], p[rows, :count], dense)
-            for name, score in self.scores(best, features, components)[0].items():
+            scored = Candidates(ids[rows, :count], p[rows, :count], dense)
+            for name, score in self.scores(scored, features, components)[0].items():
                 scores[name].append(score)
         predictions = {}
         for name, chunks in scores.items():
             # p breaks ties, and labels past the candidates come after them
             head = np.concatenate(chunks) + _TIE_BREAK * (1 + p[:, :count])
-            joined = np.concatenate([head, _TAIL * p[:, count:width]], axis=1)
+            joined = np.concatenate([head, _TAIL * p[:, count:]], axis=1)
             joined[ids >= n_labels] = PADDING_SCORE
-            predictions[name] = Predictions.from_scores(ids, joined, n_labels, label_names)
+            best = top_labels(ids, joined, ids.shape[1] if width is None else width, n_labels)
+            predictions[name] = Predictions(*best, n_labels, label_names)
         return predictions
 
     def scores(

@@ -597,10 +597,9 @@ class Trainer:
             # not in an ensemble, because a resumed run cannot cross-fit the members it loads
             if name == "validation" and reranker is not None and reranker.cross_fitted:
                 count = self.config.rerank.candidates
-                cross_fitted = reranker.rerank_cross_fitted(
-                    candidates, psi[name], count=count, width=max(top_k, count)
+                predictions[name] |= reranker.rerank_cross_fitted(
+                    candidates, psi[name], count=count, width=top_k
                 )
-                predictions[name] |= {c: ranked.top(top_k) for c, ranked in cross_fitted.items()}
         joined = {
             name: self._join_added(model, name, ranked) for name, ranked in predictions.items()
         }

@@ -459,6 +459,17 @@ def rank_beams(
     return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
 
 
+def top_labels(ids: Array, scores: Array, top_k: int, n_labels: int) -> tuple[Array, Array]:
+    """Return the k best labels of each row and their scores, by score and then by label id.
+
+    A score of -inf is padding. In the result, padding has the label L.
+    """
+    top = np.full((len(ids), min(top_k, ids.shape[1])), n_labels, dtype=np.int64)
+    top_scores = np.full(top.shape, EMPTY, dtype=np.float32)
+    _top_labels(ids, scores, top, top_scores)
+    return top, top_scores
+
+
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
     """Return the log probability of each label, log σ(logit) + log ŷ, exactly as `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
@@ -536,10 +547,7 @@ def _choose(
         if top_log[0] >= threshold:
             break
         n_paths *= 2
-    for size in range(n_top - 1, 0, -1):  # heapsort
-        label, log_p = top[size], top_log[size]
-        top[size], top_log[size] = top[0], top_log[0]
-        _sift(top[:size], top_log[:size], label, log_p)
+    _sort_heap(top, top_log)
     return n_reached
 
 
@@ -577,6 +585,23 @@ def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
     """Replace the root of the heap, the last of the top k, if a label ranks before it."""
     if log_p > EMPTY and _before(label, log_p, top[0], top_log[0]):
         _sift(top, top_log, label, log_p)
+
+
+@njit(cache=True, nogil=True)
+def _top_labels(ids: Array, scores: Array, top: Array, top_scores: Array) -> None:
+    for row in range(top.shape[0]):
+        for i in range(ids.shape[1]):
+            _insert(top[row], top_scores[row], ids[row, i], scores[row, i])
+        _sort_heap(top[row], top_scores[row])
+
+
+@njit(cache=True, nogil=True)
+def _sort_heap(top: Array, top_log: Array) -> None:
+    """Sort the entries of a heap, best first."""
+    for size in range(top.shape[0] - 1, 0, -1):
+        label, log_p = top[size], top_log[size]
+        top[size], top_log[size] = top[0], top_log[0]
+        _sift(top[:size], top_log[:size], label, log_p)
 
 
 @njit(cache=True, nogil=True)
