@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -19,12 +20,13 @@ from filelock import FileLock, Timeout
 
 import elias
 from elias.data.atomic import digest, staged_file
-from elias.data.load import TextFile
+from elias.data.load import TextFile, TextRow
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat
 from elias.persistence.manifest import fingerprint
 from elias.progress import progress, progress_disabled
+from elias.text.batches import prefetch
 
 if TYPE_CHECKING:
     from elias.inference.predictor import Elias
@@ -154,23 +156,37 @@ def predict_file(
         n_chunks = next(n for n in count() if not task.chunk_path(n).exists())
         resumed = min(n_chunks * task.chunk_size, n_texts)
         rows = islice(task.source.rows(), n_chunks * task.chunk_size, None)
+        chunks = iter(lambda: list(islice(rows, task.chunk_size)), [])
+
+        def write(number: int, chunk: list[TextRow], texts: list[str], found: Predictions) -> int:
+            columns: dict[str, Sequence[Any]] = {TEXT: texts}
+            if task.source.keep:
+                cells = zip(*(row.kept for row in chunk), strict=True)
+                columns = dict(zip(task.source.keep, cells, strict=True))
+            data = task.format.encode(columns, found, first=number == 0, types=arrow_types)
+            with staged_file(task.chunk_path(number)) as part:
+                part.write_bytes(data)
+            return len(chunk)
+
         try:
-            with progress("Predicting", n_texts) as advance, progress_disabled():
+            # while a chunk is predicted, the next one is read and the previous one written
+            with (
+                progress("Predicting", n_texts) as advance,
+                progress_disabled(),
+                closing(prefetch(chunks, depth=1)) as ahead,
+                ThreadPoolExecutor(1, thread_name_prefix="elias-write") as writer,
+            ):
                 advance(resumed)
-                while chunk := list(islice(rows, task.chunk_size)):
+                written: Future[int] | None = None
+                for chunk in ahead:
                     texts, _ = sanitize([row.text for row in chunk])
                     predictions = (predict or model.predict)(texts, **options)
-                    columns: dict[str, Sequence[Any]] = {TEXT: texts}
-                    if task.source.keep:
-                        cells = zip(*(row.kept for row in chunk), strict=True)
-                        columns = dict(zip(task.source.keep, cells, strict=True))
-                    data = task.format.encode(
-                        columns, predictions, first=n_chunks == 0, types=arrow_types
-                    )
-                    with staged_file(task.chunk_path(n_chunks)) as part:
-                        part.write_bytes(data)
+                    if written is not None:
+                        advance(written.result())
+                    written = writer.submit(write, n_chunks, chunk, texts, predictions)
                     n_chunks += 1
-                    advance(len(chunk))
+                if written is not None:
+                    advance(written.result())
         except KeyboardInterrupt:
             done = f"{min(n_chunks * task.chunk_size, n_texts):,} of {n_texts:,} texts are done"
             raise KeyboardInterrupt(f"{done}; run the same command to resume") from None

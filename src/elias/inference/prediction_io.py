@@ -36,6 +36,7 @@ _SUFFIXES = {f".{name}": name for name in FORMATS} | {
     ".text": "txt",
     ".pq": "parquet",
 }
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # json.dumps makes one for each call
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _Row = list[tuple[int, float]]
 """(label id, score) pairs of one point."""
@@ -268,7 +269,7 @@ def _parquet(table: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> by
 
 def json_line(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> str:
     """Return a line of JSON with the kept columns and the labels of a text."""
-    return json.dumps({**columns, LABELS: labels}, ensure_ascii=False, default=str) + "\n"
+    return _JSON.encode({**columns, LABELS: labels}) + "\n"
 
 
 def as_cell(value: Any) -> str:
