@@ -109,13 +109,14 @@ def predict(
         for other in model.others:
             name = other.last_alone
             last.append(predict_member(other, inputs, [name], wide, tokens_of)[name])
+        predictions = {name: ranked.top(options.top_k) for name, ranked in predictions.items()}
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
     else:
         predictions = predict_member(model, inputs, components, options, tokens_of)
 
     results = {}
     for name in components:
-        result = predictions[name].top(options.top_k)
+        result = predictions[name]
         if isinstance(labels, ShardedRows):
             result = _gathered(result, labels.world, n_points, model.n_labels)
         if name == model.components[-1] and (knots := model.probabilities) is not None:

@@ -94,17 +94,18 @@ def rank_all(
         for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
             if captured is not None and isinstance(batch, PaddedBatch):
                 labels, p = captured(batch.ids, batch.lengths, full=batch.full)
+                # a graph may also rank padding texts, and more than k labels of each text
+                labels, p = labels[: len(rows), :width], p[: len(rows), :width]
             else:
                 embedding = model.encoder(batch).float()
                 labels, p = model.rank(embedding, sizes, width, blocked)
                 if phi is not None:
-                    phi[rows] = embedding.cpu()
-            # a graph may also rank padding texts, and more than k labels of each text
-            labels, p = labels[: len(rows), :width], p[: len(rows), :width]
+                    phi[rows] = embedding.cpu().numpy()
             if labels.is_cuda:
                 pending.append((rows, copy_to_host(labels), copy_to_host(p)))
             else:
-                ids[rows, : labels.shape[1]], scores[rows, : labels.shape[1]] = labels, p
+                ids[rows, : labels.shape[1]] = labels.numpy()
+                scores[rows, : labels.shape[1]] = p.numpy()
             if len(pending) > _IN_FLIGHT:
                 write(*pending.popleft())
         while pending:

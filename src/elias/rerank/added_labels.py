@@ -26,7 +26,7 @@ from scipy.sparse import csr_matrix
 from elias.model.batched import embed_all
 from elias.model.encoder import BagEncoder
 from elias.rerank.sparse_ranker import unit_embedding
-from elias.text.vectorizer import Featurizer
+from elias.text.vectorizer import Featurizer, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,7 +193,7 @@ class AddedLabels:
         featurizer, shares, starts = self._terms
         covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
         arrays = (shares.data, shares.indices, shares.indptr)
-        _add_shares(*featurizer.terms_of(texts), arrays, covered)
+        _add_shares(*featurizer.feature_ids(map(words_of, texts)), arrays, covered)
         return np.maximum.reduceat(covered, starts, axis=1)
 
     def probabilities(

@@ -189,6 +189,9 @@ class Calibration:
         if features.shape[1] != self.n_features:
             raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
         probability = np.empty(len(features))
+        if len(features) <= _PAIRS_PER_CHUNK:
+            _mean_value(features, *self._nodes, probability)
+            return probability.reshape(np.shape(scores))
 
         def work(rows: range, _: None) -> None:
             part = slice(rows.start, rows.stop)

@@ -242,14 +242,15 @@ class SparseRanker:
             embedding: (N, D) φ(x), as in `fit`. A ranker that was trained without it ignores it.
             candidates: (N, k) label ids. L is padding, which has a margin of -inf.
         """
-        if self.n_dense == 0:
+        n_labels, n_dense = self.dense_weights.shape
+        if n_dense == 0:
             embedding = None
         if not features.has_sorted_indices:  # sums are the same for any order
             features = features.sorted_indices()
         rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
         for name, width, trained in (
             ("features", features.shape[1], self.weights.shape[0]),
-            ("embedding", rows[3].shape[1], self.n_dense),
+            ("embedding", rows[3].shape[1], n_dense),
         ):
             if width != trained:
                 raise DataError(
@@ -257,8 +258,7 @@ class SparseRanker:
                 )
         margins = np.empty(candidates.shape, dtype=np.float32)
         arrays = (*self._arrays, self.biases, candidates, margins)
-        slots = (self.n_labels, np.int32)
-        run_on_points(_score_points, slots, "Ranking candidates", rows, *arrays)
+        run_on_points(_score_points, (n_labels, np.int32), "Ranking candidates", rows, *arrays)
         return margins
 
     @cached_property

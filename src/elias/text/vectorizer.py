@@ -277,7 +277,10 @@ class Featurizer:
             if isinstance(texts, SplitTexts):
                 terms = self.feature_ids(texts.word_lists(first, first + _CHUNK))
             else:
-                terms = self.terms_of(texts[first : first + _CHUNK])
+                words = map(
+                    partial(words_of, symbols=self.reads_symbols), texts[first : first + _CHUNK]
+                )
+                terms = self.feature_ids(words)
             chunks.append(weigh_terms(*terms, self.idf, len(self.words)))
         if len(chunks) == 1:
             return chunks[0]
@@ -298,10 +301,6 @@ class Featurizer:
     def _ids_of_word(self) -> dict[str, array[int]]:
         """Cache the feature ids of each distinct word: its own id and those of its n-grams."""
         return {}
-
-    def terms_of(self, texts: Sequence[str]) -> Ids:
-        """Return the feature ids of each text, in no particular order and including repeats."""
-        return self.feature_ids(map(partial(words_of, symbols=self.reads_symbols), texts))
 
     def feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
         """Return the feature ids of lists of words, in no particular order, including repeats."""
