@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 ROUNDS = 10
+WARM_UP = 1000  # texts, of which the results are not counted
 TOP_K = 5
 
 
@@ -165,7 +166,7 @@ class Process:
 def measure(contestants, texts, n_one, n_file, folder):
     """Let the contestants take turns, first with single texts, then with a file."""
     for one in contestants:
-        one.ask(texts=texts[:50])  # what is made at the first call
+        one.ask(texts=texts[-WARM_UP:])  # what is made at the first call, caches of words
     for number in range(ROUNDS):
         part = [texts[i % len(texts)] for i in range(number, n_one, ROUNDS)]
         for one in contestants:

@@ -440,6 +440,13 @@ class LabelNames:
             return None
         return cls(matrix.indptr.astype(np.int64), matrix.indices.astype(np.uint32), featurizer.idf)
 
+    @cached_property
+    def _totals(self) -> NDArray[np.float64]:
+        """(L,) sum of idf² over the features of each label."""
+        labels = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        weights = self.idf[self.columns].astype(np.float64) ** 2
+        return np.bincount(labels, weights, minlength=len(self.starts) - 1)
+
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
         """Return the overlap of each text with the names of its candidates.
 
@@ -451,7 +458,8 @@ class LabelNames:
             candidates: (N, k) label ids. Ids of L and above are padding.
         """
         out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
-        arrays = (as_rows(features), (self.starts, self.columns), self.idf, candidates, out)
+        names = (self.starts, self.columns, self._totals)
+        arrays = (as_rows(features), names, self.idf, candidates, out)
         run_on_points(_compare, (len(self.idf), np.float32), "Comparing names", *arrays)
         return out
 
@@ -462,13 +470,13 @@ def _compare(
     end: int,
     buffer: NDArray[Any],
     rows: Rows,
-    names: tuple[NDArray[Any], NDArray[Any]],
+    names: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     idf: NDArray[Any],
     candidates: NDArray[Any],
     out: tuple[NDArray[Any], NDArray[Any]],
 ) -> None:
     data, columns, starts, _ = rows
-    name_starts, name_columns = names
+    name_starts, name_columns, totals = names
     n_labels = name_starts.shape[0] - 1
     for row in range(begin, end):
         for j in range(starts[row], starts[row + 1]):
@@ -477,11 +485,11 @@ def _compare(
             label = candidates[row, k]
             shared, covered, whole = 0.0, 0.0, 0.0
             if label < n_labels:
+                whole = totals[label]
                 for j in range(name_starts[label], name_starts[label + 1]):
                     column = name_columns[j]
-                    weight = np.float64(idf[column])
-                    whole += weight * weight
                     if buffer[column] > 0:
+                        weight = np.float64(idf[column])
                         shared += weight * buffer[column]
                         covered += weight * weight
             out[0][row, k] = shared / np.sqrt(whole) if whole > 0 else 0.0
