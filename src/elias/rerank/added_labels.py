@@ -171,10 +171,7 @@ class AddedLabels:
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
-        """The vocabulary of names, the share of each feature in each name, and first names.
-
-        A name's shares are proportional to idf² and add up to 1.
-        """
+        """The vocabulary of names, the normalised idf² of each name, and each row's first name."""
         terms = [name for names in self.names for name in names]
         starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
         featurizer = Featurizer.fit(
@@ -189,7 +186,7 @@ class AddedLabels:
         return featurizer, csr_matrix(weights.T), starts
 
     def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the share of the best-covered name of each row that occurs in each text (n, A)."""
+        """Return the share of each label's best matching name that occurs in each text (n, A)."""
         featurizer, shares, starts = self._terms
         covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
         arrays = (shares.data, shares.indices, shares.indptr)

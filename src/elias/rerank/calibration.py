@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
-from elias.rerank.sparse_ranker import as_rows, run_on_points
+from elias.rerank.sparse_ranker import RankerFeatures, Rows, as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ FOREST_LEAF = 20
 FOREST_FEATURE_SHARE = 0.5
 """Share of the features that are considered at each node of a random forest."""
 MAX_VALUES = 1024
-"""Number of values of a feature between which a tree may split; more are reduced to quantiles."""
+"""Maximum number of distinct values of a feature. Features with more are reduced to quantiles."""
 _PAIRS_PER_CHUNK = 1 << 15  # pairs that a thread evaluates at a time
 LEAF = -1
 """Feature index that marks a leaf."""
