@@ -34,14 +34,23 @@ class EliasContestant:
     def __init__(self, model):
         import elias
 
-        self.elias, self.model = elias, elias.Elias.from_pretrained(model)
+        self.model = elias.Elias.from_pretrained(model)
+        if hasattr(elias, "FileTask"):
+            self.tools = elias.FileTask, elias.TextFile, elias.predict_file
+        else:  # older checkouts
+            from elias.data.text_rows import TextFile
+
+            from elias.pipeline import FileTask, predict_file
+
+            self.tools = FileTask, TextFile, predict_file
 
     def one(self, text):
         return self.model.predict([text], top_k=TOP_K)
 
     def file(self, source, out):
-        task = self.elias.FileTask.plan(self.elias.TextFile.find(source, text="text"), out)
-        self.elias.predict_file(self.model, task, top_k=TOP_K)
+        file_task, text_file, predict_file = self.tools
+        task = file_task.plan(text_file.find(source, text="text"), out)
+        predict_file(self.model, task, top_k=TOP_K)
 
 
 class Peer:

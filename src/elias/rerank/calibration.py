@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
-from elias.rerank.sparse_ranker import RankerFeatures, Rows, as_rows, run_on_points
+from elias.rerank.sparse_ranker import Array, RankerFeatures, Rows, as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +165,7 @@ class Calibration:
         return np.setdiff1d(np.arange(len(self.feature)), children)
 
     @cached_property
-    def _nodes(self) -> tuple[NDArray[Any], ...]:
+    def _nodes(self) -> tuple[Array, Array, Array, Array, Array]:
         """The arguments of `_mean_value`. They are unsigned, so that numba omits checks."""
         leaf, own = self.feature == LEAF, np.arange(len(self.feature))
         left, right = np.where(leaf, own, self.left), np.where(leaf, own, self.right)
@@ -445,7 +445,8 @@ class LabelNames:
         """(L,) sum of idf² over the features of each label."""
         labels = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         weights = self.idf[self.columns].astype(np.float64) ** 2
-        return np.bincount(labels, weights, minlength=len(self.starts) - 1)
+        totals = np.bincount(labels, weights, minlength=len(self.starts) - 1)
+        return totals.astype(np.float64, copy=False)
 
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
         """Return the overlap of each text with the names of its candidates.

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -113,7 +113,7 @@ def copy_to_host(tensor: Tensor) -> HostCopy:
     return HostCopy(copy, done)
 
 
-def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
+def prefetch(items: Iterable[T], depth: int = 3) -> Generator[T, None, None]:
     """Yield the items while a background thread produces up to ``depth`` of them in advance.
 
     Errors of the thread are raised in the caller. The thread ends when the iterator is closed, even

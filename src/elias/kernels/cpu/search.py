@@ -577,7 +577,7 @@ def _log_p(logits: Array, log_scores: Array, out: Array) -> None:
 @njit(cache=True, nogil=True)
 def _before(label: int, log_p: np.float32, other: int, other_log_p: np.float32) -> bool:
     """Return whether a label ranks before another: by higher p, then by lower id."""
-    return log_p > other_log_p or (log_p == other_log_p and label < other)
+    return bool(log_p > other_log_p or (log_p == other_log_p and label < other))
 
 
 @njit(cache=True, nogil=True)
