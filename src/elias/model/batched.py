@@ -73,7 +73,7 @@ def rank_all(
 
     With ``embed``, the candidates have the embeddings φ(x), unless CUDA graphs computed them.
     """
-    n_labels, n_texts = model.n_labels, len(tokens)
+    n_labels, n_texts = model.graph.n_labels, len(tokens.offsets) - 1
     width = min(top_k, sizes.shortlist_size, n_labels)
     ids = np.full((n_texts, width), n_labels, dtype=np.int64)
     scores = np.zeros((n_texts, width), dtype=np.float32)
@@ -146,7 +146,7 @@ def _batches(
     gather: Gather = collate,
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
     """Yield row numbers and their batch on the model's device. Batches for a GPU are prefetched."""
-    device, lengths = next(model.parameters()).device, tokens.lengths
+    device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
         if len(lengths) <= batch_size and device.type == "cpu":  # a fast path for single texts
             if len(lengths):

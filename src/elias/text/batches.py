@@ -134,11 +134,11 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Generator[T, None, None]:
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     """Gather the tokens of ``rows`` into a batch."""
     # a single text needs no copy
-    taken = tokens if len(rows) == len(tokens) == 1 else tokens.take(rows)
+    taken = tokens if len(rows) == len(tokens.offsets) - 1 == 1 else tokens.take(rows)
     return TokenBatch(
         ids=torch.from_numpy(taken.ids.astype(np.int64)),
         offsets=torch.from_numpy(taken.offsets),
-        longest=int(taken.lengths.max(initial=0)),
+        longest=int(np.diff(taken.offsets).max(initial=0)),
         weights=None if taken.weights is None else torch.from_numpy(np.array(taken.weights)),
     )
 
