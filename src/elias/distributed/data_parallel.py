@@ -73,7 +73,7 @@ def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -
 
     For example, a batch of B points with beam size b touches the edges of at most B·b clusters. If
     at most half of the rows of a large gradient are touched, only these rows are sent. ``touched``
-    is 1 for rows that may not be zero, and is also summed in place.
+    is 1 for each row that may be nonzero, and is also summed in place.
     """
     if gradient.dim() < 2 or gradient.numel() <= _FLATTENED:
         world.all_reduce(gradient, _PURPOSE)
@@ -131,7 +131,7 @@ class ShardedBatch:
         return replace(self, tokens=self.tokens.pin_memory(), keys=self.keys.pin_memory())
 
     def activate(self, model: EliasModel) -> KeyedDropout:
-        """Set the batch size of the sharded labels, and return the dropout for this batch."""
+        """Store the size of the whole batch in the model, and return the dropout for this share."""
         assert isinstance(model.labels, ShardedRows)
         model.labels.n_points = self.n_points
         return KeyedDropout(self.keys, self.tokens, model.encoder)
@@ -154,7 +154,7 @@ def rank_sharded(
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
 ) -> Candidates:
-    """Rank the labels of this process's texts with sharded labels, as `rank_all` does without.
+    """Rank the labels of this process's texts, like `rank_all`, for a model with a sharded W_L.
 
     All processes must call this, each with its own texts. The number of texts may differ between
     processes, and may be zero. In each step, a process searches a batch of its own texts, and
@@ -184,8 +184,8 @@ def rank_sharded(
 def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: float) -> NDArray[Any]:
     """Return the rows of all processes, in rank order, on every process.
 
-    ``n_rows`` is their total number. If the processes have different numbers of columns, missing
-    columns are filled with ``padding``.
+    ``n_rows`` is the total number of rows. If the processes have different numbers of
+    columns, missing columns are filled with ``padding``.
     """
     width = world.max_async([rows.shape[1]])()[0]
     padded = np.full((world.max_share(n_rows), width), padding, dtype=rows.dtype)
@@ -195,7 +195,9 @@ def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: floa
 
 
 def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
-    """Hash ``seed`` (random seed, stage, step) and each point's row to a key below 2^32.
+    """Return a key below 2^32 for each point, a hash of ``seed`` and the point's row number.
+
+    ``seed`` contains the random seed, the stage and the step.
 
     >>> one, other = (point_keys([0, 1], np.array(rows)) for rows in ([3, 4], [4, 3]))
     >>> bool((one == other.flip(0)).all())
@@ -210,8 +212,8 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 class KeyedDropout(TorchFunctionMode):
     """Replace every dropout inside the block by one whose mask depends on the keys of the points.
 
-    The first axis of a dropout input must be the points of the batch, or the current windows of
-    the encoder. If the input has only one axis, that axis must be the tokens of the batch.
+    The rows of a dropout input must be the points of the batch or, while the encoder reads long
+    texts, its `current_windows`. An input with a single axis must hold the tokens of the batch.
     Attention with dropout is computed without a fused kernel.
     """
 

@@ -72,7 +72,7 @@ class ShardedRows(LinearRows):
     ) -> Tensor:
         """Return the logits (B, K) of this process's points.
 
-        Each process computes the logits of the labels that it owns, for the points of all.
+        Each process computes the logits of its own labels for the points of all processes.
         """
         scores: Tensor = _ShardedLogits.apply(  # type: ignore[no-untyped-call]
             embedding, self.weight, self.bias, labels, self, gradients, torch.is_grad_enabled()
@@ -108,13 +108,13 @@ class ShardedRows(LinearRows):
         return own_points(labels), own_points(logits)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the number of points in the batch of all processes; ``n_points`` is not used."""
+        """Return the number of points in the whole batch. ``n_points`` is not used."""
         del n_points
         return self.n_points
 
     @property
     def max_points(self) -> int:
-        """Return the number of points in the largest share of the batch of all processes."""
+        """Return the number of points in the largest share of the whole batch."""
         return self.world.max_share(self.n_points)
 
     def local_rows(self, labels: Tensor) -> Tensor:

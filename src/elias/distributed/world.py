@@ -54,9 +54,10 @@ _FOREVER = timedelta(days=365)
 class Watchdog:
     """Threads that each wait for one other process to end, to detect at once that it has died.
 
-    Each waits for the final message of its process in a separate process group. When a process ends
-    for any reason, the operating system closes its connections, and the wait fails. A heartbeat
-    would not be reliable, because long compiled loops hold the interpreter lock.
+    Each thread waits in a separate process group for the final message of its process. When a
+    process ends for any reason, the operating system closes its connections, and the wait fails.
+    Heartbeats would not be reliable, because a process cannot send any during a long compiled loop
+    that holds the interpreter lock.
     """
 
     def __init__(self, store: Any, rank: int, names: list[str]) -> None:
@@ -277,7 +278,7 @@ class World:
         return self.broadcast(self.run_on_rank0(work))  # type: ignore[return-value]
 
     def rank0_first(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on local rank 0 of each machine, then on its other processes.
+        """Run ``work`` on local rank 0 of each machine, then on all other processes.
 
         The other processes can then read the files that local rank 0 has cached. All processes wait
         for each other without a timeout.
@@ -320,8 +321,9 @@ class World:
     def leave(self) -> None:
         """End the process group, so that rank 0 continues alone and other processes can exit.
 
-        `torchrun` may host the store on any machine, and exits five minutes after the last process
-        of that machine. Local rank 0 of every machine therefore stays alive (`wait_for_rank0`).
+        Rank 0 still needs the key-value store, which `torchrun` hosts on one of the machines. It
+        exits five minutes after the last process of its machine. Local rank 0 of every machine
+        therefore stays alive (`wait_for_rank0`).
         """
         self._run_on(range(self.size), lambda: None)
         self.shutdown()
@@ -349,7 +351,7 @@ class World:
             return
 
     def report_failure(self, error: BaseException) -> None:
-        """Report the error that ends this process to other processes. Ignore later errors."""
+        """Tell other processes which error ends this process. Only the first call has an effect."""
         if self._failed:
             return
         self._failed = True
@@ -388,7 +390,7 @@ class World:
             raise
 
     def _silent_processes(self) -> list[str]:
-        """Return the names of the processes that do not notice the failed exchange in time."""
+        """Return the names of the processes that do not report the failed exchange in time."""
         self._store.set(f"noticed/{self.rank}", "")
         time.sleep(min(_NOTICE_SECONDS, self._timeout.total_seconds()))
         silent = [
@@ -408,7 +410,7 @@ def _raise_if(reason: str) -> None:
 
 
 class SingleProcess(World):
-    """A process that runs alone. Exchanges are skipped and return what was passed in."""
+    """A process that runs alone. Methods that exchange data send nothing and return their input."""
 
     shards_labels = False
 
@@ -417,7 +419,7 @@ class SingleProcess(World):
         self.received = Counter()
 
     def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> Any:
-        """Skip the exchange."""
+        """Do nothing, because there is no other process."""
 
     def has_lost_process(self) -> bool:
         """Return False, because there is no other process."""

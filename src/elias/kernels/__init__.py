@@ -40,7 +40,7 @@ def has_triton() -> bool:
 
     The result is False if Triton is not installed (CUDA builds of torch include it) or if the
     environment variable ``ELIAS_KERNELS`` is ``torch``. The variable is read once. It is not a
-    configuration setting because both implementations must train the same model.
+    setting of the configuration, because it should change the speed but not the trained model.
 
     Raises:
         ConfigError: ``ELIAS_KERNELS`` is set to an unknown value.
@@ -117,8 +117,8 @@ def expand_beam(
     ``beam_log`` and ``edge_log`` are *unsaturated*: this function applies the min(1, ·) of Eq. 1
     and 5 to them. Many labels then have the score 1. Ties are broken by the higher unsaturated
     score, then by the lower label id. An edge with log score -inf counts as missing, and a beam
-    slot that holds C as empty. ``wanted`` holds labels whose best paths are returned even outside
-    the shortlist. Its rows are ascending and padded with L.
+    slot that holds C counts as empty. ``wanted`` holds labels whose best paths are returned even if
+    they are not in the shortlist. Each row of ``wanted`` is ascending and padded with L.
     """
     run = _kernels(beam).expand_beam
     return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
@@ -222,7 +222,7 @@ def shortlist_bce(
 
 
 class _ShortlistBCE(torch.autograd.Function):
-    """Computes the loss and both gradients in one pass."""
+    """Computes the loss and its gradients with respect to z and log ŷ in one pass."""
 
     @staticmethod
     def forward(
@@ -274,11 +274,11 @@ def every_label_bce(
     positives: Int[Tensor, "B Y"],
     scale: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B n"], Float[Tensor, " n"]]:
-    """Return the one-vs-all loss, its gradient with respect to the logits, and its column sums.
+    """Return the one-vs-all loss and its gradients with respect to the logits and the biases.
 
     The logits are z = w·φ + bias, for every point and every row of ``weight``. The loss is
-    Σ −[y log σ(z) + (1−y) log σ(−z)], and the gradient is scale · (σ(z) − y). ``positives`` holds
-    row numbers; those outside 0 … n−1 are ignored.
+    Σ −[y log σ(z) + (1−y) log σ(−z)], and its gradient with respect to z, multiplied by ``scale``,
+    is scale · (σ(z) − y). ``positives`` holds row numbers. Numbers outside 0 … n−1 are ignored.
     """
     return _kernels(embedding).every_label_bce(embedding, weight, bias, positives, scale)
 

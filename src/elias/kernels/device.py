@@ -41,7 +41,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def pick_device(device: str) -> torch.device:
     """Return the named device. ``auto`` means a GPU if one is available, else the CPU.
 
-    A GPU named with its index becomes torch's current device, because kernels are launched there.
+    A GPU named with its index becomes torch's current device, on which Triton runs its kernels.
 
     Raises:
         ConfigError: There is no such device.

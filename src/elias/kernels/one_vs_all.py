@@ -1,4 +1,4 @@
-"""One-vs-all: score every label to compute the loss with its gradients, or the k best labels.
+"""Score every label (one-vs-all) to compute the loss and its gradients, or the k best labels.
 
 Labels are processed in chunks, so the B×L logits are never held in memory. If the classifiers are
 updated chunk by chunk, their L×D gradient is not held either.
@@ -75,9 +75,10 @@ def every_label_top(
 
 
 def _best_keys(logits: Tensor, ids: Tensor, top_k: int) -> Tensor:
-    """Return ranking keys that include those of the k best labels of each row.
+    """Return the ranking keys of at least the k best labels of each row.
 
-    On a CPU, only the keys of these labels are computed, unless others tie with the last of them.
+    On a GPU, return the keys of all labels. On a CPU, compute the keys of all labels only in rows
+    where the k-th label has the same logit as the next one.
     """
     if logits.is_cuda or top_k >= logits.shape[1]:
         return ranking_key(logits, ids)

@@ -207,7 +207,7 @@ def _fix_exceptions(
 def every_label_bce(
     embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the one-vs-all loss, its gradient with respect to the logits, and its column sums."""
+    """Return the one-vs-all loss and its gradients with respect to the logits and the biases."""
     residual = torch.addmm(bias, embedding, weight.T)  # z, then scale · (σ(z) − y)
     inside = (positives >= 0) & (positives < len(weight))
     column = positives.clamp(0, len(weight) - 1)

@@ -30,8 +30,8 @@ def adamw_pairs(
 ) -> None:
     """Sum the gradient of each touched row over its pairs, and apply AdamW to the row, in place.
 
-    The update is the last step of ``history``. The bias has no weight decay. A bfloat16 weight is
-    rounded stochastically, with the step as seed.
+    The update belongs to the last step in ``history``. The bias has no weight decay. A bfloat16
+    weight is rounded stochastically, with the step as seed.
     """
     if not len(pairs.ids):
         return

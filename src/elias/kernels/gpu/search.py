@@ -6,12 +6,13 @@ all paths to wanted labels. It finds the best path to each label and selects the
 fewer than K labels score above the worst listed path, the program starts over with all paths. The
 list saves time but does not change the result.
 
-The best path to a label is found through a table with one entry per label. Each path occupies a
-slot, and writes the index of its slot to the entry of its label. One write survives: this slot is
-the label's *representative*, and all paths to the label are compared there by atomic operations.
-The table needs no clearing: an entry is read only if a path of the current point has just written
-it, or it is checked against the label stored in the slot. Entries have 16 bits if that is enough
-to number all slots, otherwise 32.
+The best path to a label is found through a table with one entry per label. Each path has a slot,
+and writes the index of this slot to the table entry of its label. If several paths write to the
+same entry, one index remains. The slot with this index is the label's *representative*, in which
+atomic operations collect the best of all paths to the label. The table is not cleared between
+points. An entry is therefore used only if a path of the current point has just written it, or if
+its slot stores the same label. Entries have 16 bits if that is enough to number all slots,
+otherwise 32.
 
 The K best labels are selected by radix selection on the score, without sorting. Ties are broken by
 unsaturated score, then by label id. Each pass processes a digit of eight bits.
@@ -121,9 +122,9 @@ def expand_beam(
 def list_paths(
     inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best paths, their scores, the paths to wanted labels, and how many these are.
+    """Return the best paths with their scores, and the paths to wanted labels with their number.
 
-    Paths to wanted labels are listed separately, so their score counts as -inf in the first list.
+    Among the best paths, paths to wanted labels have the score -inf, so that none is used twice.
     """
     beam, _, edge_labels, _, wanted = inputs
     (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
@@ -285,7 +286,7 @@ def walk_paths(
 
 @triton.jit
 def representative(table: tensor, label: tensor, inside: tensor) -> tensor:
-    """Return each label's representative, read past the L1 cache to see writes of other threads."""
+    """Read each label's representative, bypassing the L1 cache to see writes of other threads."""
     return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
 
 
