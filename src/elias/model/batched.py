@@ -71,7 +71,7 @@ def rank_all(
 ) -> Candidates:
     """Return the k best labels of every text, without the labels marked in ``blocked`` (L,).
 
-    With ``embed``, the candidates have the embeddings φ(x), unless CUDA graphs computed them.
+    With ``embed``, the candidates include the embeddings φ(x), unless CUDA graphs are used.
     """
     n_labels, n_texts = model.graph.n_labels, len(tokens.offsets) - 1
     width = min(top_k, sizes.shortlist_size, n_labels)
@@ -306,7 +306,7 @@ class SearchGraphs:
         return CapturedFunction(rank, capture, min_calls=min_calls, max_graphs=max_graphs)
 
     def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
-        """Compile the encoder once a model has predicted ``many_texts`` texts in large calls."""
+        """Compile the encoder when the large calls of a model add up to ``many_texts`` texts."""
         weight = model.labels.weight
         if model.training or not (weight.is_cuda or self.supported(model)):
             return

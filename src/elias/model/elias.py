@@ -48,7 +48,7 @@ class Shortlist(NamedTuple):
 
 
 class LinearRows(nn.Module):
-    """Linear classifiers, one per row: those of the clusters (Ŵ_C) or those of the labels (W_L)."""
+    """The linear classifiers of all clusters (Ŵ_C) or of all labels (W_L), one per row."""
 
     def __init__(self, n_rows: int, dim: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LinearRows(nn.Module):
     ) -> Float[Tensor, "B K"]:
         """Return the logits w·φ + bias of K rows for each point. A padding id gives 0.
 
-        Padding ids are not below the number of rows.
+        An id that is not below the number of rows is padding.
         """
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
@@ -135,8 +135,8 @@ class EliasModel(nn.Module):
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return the unsaturated log score of each cluster, which is Eq. 1 without its min(1, ·).
 
-        It is log(α · softmax_c(ŵ_c·φ + bias_c)). The order of clusters is that of their scores, but
-        without ties at score 1.
+        It is log(α · softmax_c(ŵ_c·φ + bias_c)). Unlike the score, it also orders the clusters
+        whose score is 1.
         """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
         return math.log(self.alpha) + logits.log_softmax(dim=-1)
@@ -278,7 +278,7 @@ def best_labels(
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k labels with the highest p, and their p, in descending order.
 
-    Labels with equal p are ordered by label id. Where p is 0, the label is L.
+    Labels with equal p are ordered by label id. Labels with p = 0 are replaced by L, the padding.
     """
     keys = ranking_key(log_p, labels)
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices

@@ -209,7 +209,7 @@ class TransformerEncoder(TextEncoder):
         return f"transformer {tokenizer}{windows}"
 
     def table_names(self) -> set[str]:
-        """Return an empty set: the word embeddings have dense gradients."""
+        """Return an empty set, because the word embeddings have dense gradients."""
         return set()
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
@@ -326,8 +326,8 @@ def pad(
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Return the ids of B texts, padded to the same length, and a mask of their tokens.
 
-    In an empty text, one padding id counts as a token, because attention over no tokens is NaN. On
-    a GPU, the host does not wait.
+    In an empty text, one padding id counts as a token, because attention over no tokens is NaN. The
+    host does not wait for the GPU.
     """
     position = torch.arange(max(1, longest), device=ids.device)
     lengths, n_ids = lengths.unsqueeze(1), len(ids)

@@ -221,7 +221,7 @@ def model_card(
 
 
 def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
-    """Return YAML front matter with the test metrics of the last component that has some."""
+    """Return YAML front matter with the test metrics of the last component that was tested."""
     trees = [tree for tree in metrics.values() if isinstance(tree, Mapping)]
     tested = [tree["test"] for tree in trees if isinstance(tree.get("test"), Mapping)]
     values = {path[-1]: value for path, value in _leaves(tested[-1])} if tested else {}

@@ -1,8 +1,8 @@
 r"""Describe and check the folder of a saved model.
 
-`CONFIG_FILE` is the manifest of the model, its ranker, members and probabilities. `Manifest` opens
-the files of the folder and raises an error if a file is missing, damaged or not listed. The folder
-contains neither code nor pickles.
+`CONFIG_FILE` is the manifest. It describes the model, its ranker, the other members of an
+ensemble and the fitted probabilities. `Manifest` opens the files of the folder and raises an error
+if a file is missing, damaged or not listed. The folder contains neither code nor pickles.
 
 Label names and vocabularies are stored as text with one name per line. Any string is allowed as a
 name, because special characters are escaped: ``\\``, ``\n``, ``\r``, and ``\uXXXX`` for other
@@ -119,7 +119,7 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
 
 
 def own_digest(entries: Mapping[str, Any]) -> str:
-    """Return the checksum of a manifest, without its entry ``sha256``."""
+    """Return the checksum of all entries of a manifest except ``sha256``."""
     others = {key: value for key, value in entries.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
@@ -270,7 +270,9 @@ def verify_files(folder: Path) -> list[Path]:
     """
     manifest = Manifest(folder)
     if manifest.is_old:
-        raise ModelError(f"{folder}: its format has no checksums; load it and save it again")
+        raise ModelError(
+            f"{folder}: has no checksums; load the model and save it again to add them"
+        )
     paths = [manifest.file(name) for name in manifest["files"]]
     for number in range(1, manifest["members"] + 1):
         paths += verify_files(folder / MEMBERS_FOLDER / str(number))
@@ -414,7 +416,7 @@ def write_labels(path: Path, labels: Sequence[str]) -> None:
 
 
 def read_labels(path: Path, n_labels: int) -> Sequence[str]:
-    """Read the label table: a tuple of names, or a `LabelTable` if there are other columns."""
+    """Return the saved labels as a tuple of names, or as a `LabelTable` if it has more columns."""
     header, *lines = _read_lines(path, n_labels + 1)
     names = header.split("\t")
     if "name" not in names or len({*LABEL_COLUMNS} & {*names}) != len(names):

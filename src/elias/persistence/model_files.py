@@ -1,7 +1,7 @@
 """Save all parts of a model to a folder, and load them again.
 
 The parts are the weights, the labels, the encoder, the ranker, the members of an ensemble and the
-probabilities. `elias.persistence.manifest` describes and checks their files.
+fitted probabilities. `elias.persistence.manifest` describes and checks their files.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ _CALIBRATIONS = (
 def save_model(
     elias: Elias, folder: str | Path, *, compact: bool | None = None, overwrite: bool = False
 ) -> None:
-    """Save a model with its ranker, members and probabilities.
+    """Save a model with its ranker, ensemble members and fitted probabilities.
 
     Args:
         elias: The model.
         folder: A new or empty folder. It appears only when all files are complete.
         compact: Store matrices in 8 bits with one scale per row, and the ranker in 16 bits. None
-            keeps a model compact that was loaded from a compact folder.
+            does this only if the model was loaded from a folder saved with ``compact``.
         overwrite: Replace the model that is saved in ``folder``.
 
     Raises:
@@ -171,7 +171,7 @@ def load_model(
     device: torch.device | str = "cpu",
     share: Callable[[LinearRows], LinearRows] | None = None,
 ) -> T:
-    """Load a saved model with its ranker, members and probabilities, ready to predict.
+    """Load a saved model with its ranker, ensemble members and fitted probabilities.
 
     Args:
         build: Constructor that takes the parts as keyword arguments (the class `Elias`).

@@ -143,7 +143,7 @@ def _quantise(path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    """The exported module. It computes the k best labels of padded tokens as `EliasModel.rank`."""
+    """The exported module. It computes the k best labels of padded texts like `EliasModel.rank`."""
 
     edge_log: Tensor
     added: Tensor
@@ -171,7 +171,7 @@ class _Graph(nn.Module):
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best labels and their scores p (B, k). An empty slot has label L and score 0.
 
-        Added labels are scored like `AddedLabels.probabilities` without texts.
+        Labels outside the index are scored by their embeddings, without comparing words.
         """
         is_bag = isinstance(self.model.encoder, BagEncoder)
         embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)

@@ -2,7 +2,7 @@
 
 The file contains the encoder and the search as a graph, and the tokenizer and the label names as
 metadata. `elias.persistence.onnx_export` writes it. This module needs numpy, onnxruntime and, for
-transformers, tokenizers: the distribution elias-xmc-runtime consists of it and of what it imports.
+transformers, tokenizers. The distribution elias-xmc-runtime has only this module and its imports.
 """
 
 from __future__ import annotations
