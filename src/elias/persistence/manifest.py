@@ -416,7 +416,7 @@ def write_labels(path: Path, labels: Sequence[str]) -> None:
 
 
 def read_labels(path: Path, n_labels: int) -> Sequence[str]:
-    """Return the saved labels as a tuple of names, or as a `LabelTable` if it has more columns."""
+    """Return the saved labels: a `LabelTable`, or a tuple if there is only a column of names."""
     header, *lines = _read_lines(path, n_labels + 1)
     names = header.split("\t")
     if "name" not in names or len({*LABEL_COLUMNS} & {*names}) != len(names):

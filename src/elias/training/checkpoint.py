@@ -133,7 +133,7 @@ def rebuild_model(
     *,
     one_vs_all: bool,
 ) -> EliasModel:
-    """Build the model of a checkpoint and load its weights, also into the given encoder.
+    """Build the model of a checkpoint around ``encoder``, and load the weights of both.
 
     ``rows`` are the label classifiers of this process. ``one_vs_all`` is used for checkpoints of
     older versions, which do not store it.
@@ -191,8 +191,8 @@ def restore_state(
 ) -> tuple[Checkpoint | None, NDArray[np.int64] | None]:
     """Restore the state of the random generators from a `full_checkpoint`.
 
-    Return the checkpoint of an earlier stage that may turn out to be better, and the cluster of
-    each label, or None where the checkpoint has none.
+    Return the checkpoint of the best earlier stage, and the cluster of each label. Each of them is
+    None if it was not saved.
     """
     metadata, tensors = checkpoint
     restore_random_state(tensors, device)
@@ -233,7 +233,7 @@ class Checkpoints:
         return self.enabled and self._writing.done() and 0 < seconds <= elapsed
 
     def next_attempt(self) -> Attempt:
-        """Return an attempt with the next free checkpoint number and a new token."""
+        """Return an attempt with the next free checkpoint number and a new random token."""
         paths = self._paths()
         return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
 
@@ -267,8 +267,8 @@ class Checkpoints:
     def after_step(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint if one is due. If a signal was received, write one and stop the run.
 
-        With several processes, this happens one step later: the processes exchange their requests
-        during the next step, so that none has to wait.
+        With several processes, this happens one step later, because the processes tell each other
+        during the next step whether a checkpoint is due. No process has to wait for the others.
         """
         stop, due = run.interruption.signal, self.due()
         if self.world.size > 1:
@@ -287,7 +287,7 @@ class Checkpoints:
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's requests, and return the combined requests of the previous step."""
+        """Send this process's request to stop or save. Return all requests of the previous step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()

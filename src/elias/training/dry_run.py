@@ -196,7 +196,7 @@ def _step_seconds(
 def build_stage_model(
     config: ResolvedConfig, stage: ResolvedStage, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
-    """Build a model to time a stage. Its sizes are real, its clusters and edges arbitrary."""
+    """Build a model to time a stage. Its sizes are real, but clusters and edges are arbitrary."""
     index = config.index
     partition = None if stage.score_all else np.arange(n_labels) % index.n_clusters
     model = build_model(config, encoder, n_labels, partition)

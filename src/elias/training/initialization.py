@@ -78,7 +78,7 @@ def initial_encoder(
 
 
 class Centroids(NamedTuple):
-    """The directions of the labels' mean embeddings, seen from the mean of all embeddings."""
+    """The mean direction of each label's points from the center, the mean of all embeddings."""
 
     directions: NDArray[np.float32]
     """(L, D) unit vectors, or zeros for a label without points."""
@@ -129,10 +129,10 @@ def find_sharded_centroids(
 def init_from_centroids(
     rows: LinearRows, directions: NDArray[np.float32], centroids: Centroids, bias: float
 ) -> None:
-    """Set the weights of each row to a scaled direction, with ``bias`` as the logit at the center.
+    """Set the weights of each row to its scaled direction, and its logit at the center to ``bias``.
 
-    For an embedding at the typical distance from the center, the logit is ``SCALE`` · cosine +
-    ``bias``.
+    At the mean distance from the center, the logit of an embedding is ``SCALE`` · cosine +
+    ``bias``, where the cosine is between the direction of the embedding and that of the row.
     """
     weight = directions * np.float32(SCALE / centroids.spread)
     offset = bias - weight @ centroids.center
@@ -447,8 +447,8 @@ def first_logits(
 ) -> Tensor:
     """Return the initial logits of the edges.
 
-    They are ½·log(count + 0.1), with the number of points of the label whose best clusters include
-    the cluster (Eq. 10), or random numbers if ``method`` is ``random``.
+    They are ½·log(count + 0.1), where count is the number of points that have the label and whose
+    best clusters include the cluster (Eq. 10). If ``method`` is ``random``, they are random.
     """
     if method == "random":
         return torch.rand(edges.shape, generator=generator)

@@ -106,7 +106,8 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
 def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> NDArray[np.float64]:
     """Return the share of texts that have a label, among the texts that contain its name (L,).
 
-    A text contains a name if it has all its words. Shares are smoothed towards their mean.
+    A text contains a name if it contains every word of the name. Shares are smoothed towards
+    their mean.
 
     Args:
         names: (L, words) words of the label names, as nonzero entries.

@@ -75,7 +75,7 @@ class Capacity(NamedTuple):
 
 
 def host_capacity() -> Capacity | None:
-    """Return the memory of this machine or of its container; None if unknown."""
+    """Return the memory of this machine or of its container, or None if it is unknown."""
     info = _read_kilobytes(Path("/proc/meminfo"))
     if "MemTotal" not in info:
         try:
@@ -92,7 +92,7 @@ def host_capacity() -> Capacity | None:
 
 
 def device_capacity(device: torch.device) -> Capacity | None:
-    """Return the memory of a GPU; None for the CPU."""
+    """Return the memory of a GPU, or None for the CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -100,7 +100,7 @@ def device_capacity(device: torch.device) -> Capacity | None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process uses; 0 if unknown."""
+    """Return the memory that this process uses, or 0 if it is unknown."""
     return _read_kilobytes(Path("/proc/self/status")).get("VmRSS", 0)
 
 
@@ -111,7 +111,7 @@ def shared_bytes() -> int:
 
 
 def _read_kilobytes(path: Path) -> dict[str, int]:
-    """Parse lines ``name: number kB`` of a file into bytes by name."""
+    """Return the numbers in the lines ``name: number kB`` of a file, in bytes, by name."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -206,7 +206,7 @@ class Sizes:
 
 
 def _longest_text(tokens: Tokens, encoder: ResolvedEncoder) -> int:
-    """Return the length to which a transformer pads texts. Only the last window is padded."""
+    """Return the length of the longest text, rounded up to whole windows."""
     longest = int(tokens.lengths.max(initial=1))
     return encoder.max_length * max(1, -(-longest // encoder.max_length))
 
@@ -265,7 +265,7 @@ class MemoryEstimate:
         return _total_of(process_counts()[1], self.host_total)
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
-        """Compare the run with the memory of the machine and of the GPU.
+        """Compare the memory that the run needs with the memory of the machine and of the GPU.
 
         Memory already in use by the ``n_running`` processes of this run counts as free.
         """
@@ -283,7 +283,7 @@ class MemoryEstimate:
         """Raise if the run needs more than the total memory; warn if it needs more than is free.
 
         Raises:
-            RunError: If the run cannot fit and ``ignore`` is not set; names the settings to change.
+            RunError: If the run cannot fit and ``ignore`` is not set. It names settings to change.
         """
         fits = self.fits(process_counts()[1])
         for fit in fits:
@@ -340,7 +340,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Return the batch size, halved until the run fits. If no size fits, return half of it."""
+        """Halve the batch size until the run fits. If it never fits, return half the batch size."""
         stages = self.config.stages
         largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)

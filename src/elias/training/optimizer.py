@@ -41,7 +41,7 @@ WARMUP = 0.1  # share of the steps
 
 
 def schedule(step: int, n_steps: int) -> float:
-    """Return the factor of the learning rate at ``step``, which counts from 0.
+    """Return the factor that multiplies the learning rate at ``step``, which counts from 0.
 
     The learning rate rises linearly during warm-up, then decays linearly.
     """

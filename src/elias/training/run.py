@@ -336,7 +336,7 @@ def open_run(
 
 @contextmanager
 def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
-    """Wait until rank 0 has opened the run. After the block, wait for this process's checkpoint."""
+    """Wait for rank 0 to open the run. After the block, finish this process's last checkpoint."""
     world.broadcast(None)
     if folder is not None and not (folder / CONFIG_FILE).exists():
         raise RunError(
@@ -388,7 +388,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise a `RunError` if no run of any configuration can start in ``folder``."""
+    """Raise a `RunError` if ``folder`` cannot be used for a run, whatever its configuration."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file, not a folder; use another out=")
     check_unlocked(folder)

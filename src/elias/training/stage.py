@@ -103,7 +103,7 @@ class Points(NamedTuple):
         return Points(self.tokens.take(rows), self.labels[rows])
 
     def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
-        """Load some of these points and of ``more``, whose row numbers follow those of these."""
+        """Load points by row number. The rows of ``more`` are numbered after the rows of self."""
         n_own = len(self.tokens)
         own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
         tokens = Tokens.concatenate(own.tokens, others.tokens)
@@ -187,7 +187,7 @@ class StageLoop:
     """Label texts to train on in addition to the points."""
 
     def run(self) -> int:
-        """Train, load the weights of the best epoch into the model, and return its number."""
+        """Train, load the weights of the best epoch into the model, and return that epoch."""
         self._device = next(self.model.parameters()).device
         self._optimizer = Optimizer(self.model, self.stage, self.world)
         self._average = WeightAverage(self.model)
@@ -317,7 +317,7 @@ class StageLoop:
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
         """Return the options of `EliasModel.losses`.
 
-        The beam has room for the strongest cluster of every positive.
+        The beam is large enough to hold a cluster for each positive label of a point.
         """
         index = self.config.index
         beam_size = max(index.train_clusters, positives.shape[1])
@@ -426,7 +426,7 @@ class StageLoop:
     def _divergence_error(self, problem: str) -> RunError:
         """Return an error that suggests lowering a learning rate.
 
-        The suggested one has the highest ratio to its default.
+        It suggests the learning rate that has the highest ratio to its default value.
         """
         rates, defaults = ["encoder_lr", "label_lr"], ResolvedStage()
         if isinstance(self.model.encoder, BagEncoder):
@@ -445,7 +445,7 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Call `keep`, unless W_L is sharded and there are accumulated gradients."""
+        """Let `keep` write a checkpoint, unless W_L is sharded and gradients are accumulated."""
         if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"

@@ -192,7 +192,7 @@ def check_world(config: EliasConfig, world: World) -> None:
     """Raise an error if a setting does not work on the device or in several processes.
 
     Raises:
-        ConfigError: Names the setting to change.
+        ConfigError: If there is such a setting. The message names it.
     """
     index, encoder, device = config.index, config.encoder, world.device
     by_kernels = device.type == "cuda" and has_triton()
@@ -221,9 +221,10 @@ def check_world(config: EliasConfig, world: World) -> None:
 
 
 def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
-    """Return the corpus with the labels of ``init_from`` first, followed by its new labels.
+    """Add the labels of ``init_from`` to the corpus, before the labels that only the corpus has.
 
-    If they have no label in common, return the corpus unchanged: only the encoder is then used.
+    If the two have no label in common, return the corpus unchanged. Training then uses only the
+    encoder of ``init_from``.
 
     Raises:
         DataError: If repeated names cannot be matched.
@@ -269,6 +270,6 @@ def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias | None
 
 
 def _agree(given: Any, theirs: Any) -> bool:
-    """Return whether all settings that are given in a section have the values in ``theirs``."""
+    """Return whether every setting that is set in ``given`` has the same value in ``theirs``."""
     settings = {key: value for key, value in asdict(given).items() if value is not None}
     return asdict(theirs) == asdict(theirs) | settings

@@ -1,4 +1,4 @@
-"""The class `Trainer`: prepare the corpus, train stages and ranker, calibrate, report."""
+"""Prepare the corpus, train the stages and the ranker, calibrate scores, and report metrics."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class Trainer:
     def _label_points(
         self, encoder: TextEncoder, texts: SplitTexts, labels: csr_matrix
     ) -> LabelPoints | None:
-        """Return the label texts to train on; None if label names do not predict the labels."""
+        """Return the label texts to train on, or None if label names do not predict the labels."""
         names, weight = self.corpus.label_names, self.config.loss.label_text_weight
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
@@ -359,7 +359,7 @@ class Trainer:
     ) -> tuple[EliasModel, NDArray[np.int64] | None]:
         """Build the model of a stage that learns the graph. Also return the initial clusters.
 
-        The labels of a one-vs-all model are clustered with its encoder. It keeps its classifiers.
+        A one-vs-all model keeps its classifiers, and its labels are clustered with its encoder.
         """
         stage = self.config.stages[position]
         if model is None:
@@ -403,7 +403,7 @@ class Trainer:
         return learning[0]
 
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Warn of settings that have no effect because a graph is learned or a model continued."""
+        """Warn of settings that learning a graph or training a model further does not use."""
         for stage in self.config.stages[first:]:
             defaults = {"keep_encoder": True, "cluster_with_encoder": False}
             changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
@@ -494,7 +494,7 @@ class Trainer:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
     def _score(self, stage: ResolvedStage) -> float:
-        """Return the validation metric of a stage, or -inf if training will not return to it."""
+        """Return the validation metric of a stage, or -inf if `_better_stage` cannot use it."""
         can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
         if not can_return or stage.name not in self.metrics:
             return -math.inf
@@ -554,7 +554,7 @@ class Trainer:
         return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
-        """Return the candidates of a split, enough for all components. They are cached."""
+        """Return as many candidates of a split as any component needs. They are cached."""
         if name not in self.candidates:
             n_reranked = self.config.rerank.candidates if self.config.rerank.enabled else 0
             top_k = n_reranked if name == "train" else max(n_reranked, EVALUATED)
@@ -568,7 +568,7 @@ class Trainer:
     def _finish_member(
         self, trained: EliasModel, first_encoder: TextEncoder | None
     ) -> tuple[Elias, dict[str, Predictions]]:
-        """Add the ranker to a trained member; return it with its final, unfiltered predictions."""
+        """Add the ranker to a trained member. Return the member and its unfiltered predictions."""
         source = self.corpus.source
         metadata = {
             "data": corpus_stats(self.corpus).to_dict(),
@@ -718,7 +718,7 @@ class Trainer:
         return reranker, psi
 
     def _earlier_reranker(self) -> Reranker | None:
-        """Return the reranker of the model to continue, if it has the same settings."""
+        """Return the ranker of the model that is trained further, if it has the same settings."""
         if self.continued is None:
             return None
         ours, theirs = self.config.rerank, self.continued.config.rerank
@@ -810,7 +810,7 @@ class Trainer:
         )
 
     def _warn_of_collapse(self, predictions: Predictions) -> None:
-        """Warn if nearly all held-out texts get the same best label, although few have it."""
+        """Warn if nearly all held-out texts get the same best label, but few really have it."""
         first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
         label = int(first[counts.argmax()])
         labels = self.splits["validation"].labels
@@ -919,7 +919,7 @@ class Trainer:
 
 
 def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
-    """Return whether the corpus starts with the labels of a model, as after `join_labels`."""
+    """Return whether the first labels of a corpus are those of a model (see `join_labels`)."""
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
