@@ -178,7 +178,7 @@ def test_a_folder_that_not_all_processes_see_is_refused(results):
 def test_processes_that_read_different_files_are_refused(results):
     first, other = results["reading"]
 
-    assert "its corpus is of 1, that of rank 0 is of 0" in other["failed"]
+    assert "the corpus is of 1, but on rank 0 it is of 0" in other["failed"]
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 

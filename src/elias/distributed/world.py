@@ -257,7 +257,7 @@ class World:
         for name, value in metadata.items():
             if reference.get(name) != value:
                 raise RunError(
-                    f"rank {self.rank}: its {name} is {value}, that of rank 0 is "
+                    f"rank {self.rank}: the {name} is {value}, but on rank 0 it is "
                     f"{reference.get(name)}; all processes must read the same files"
                 )
 

@@ -203,7 +203,7 @@ def check_world(config: EliasConfig, world: World) -> None:
         )
     if world.shards_labels and device.type == "cuda" and not by_kernels:
         raise ConfigError(
-            "several processes on GPUs need Triton, which is missing, or turned off by "
+            "several processes on GPUs need Triton, which is not installed, or is turned off by "
             "ELIAS_KERNELS; use device='cpu'"
         )
     if not world.shards_labels or encoder.kind != "transformer":
@@ -234,7 +234,7 @@ def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
     joined = corpus.join_labels(init_from.label_names)
     n_new = joined.n_labels - init_from.n_labels
     if n_new == corpus.n_labels:
-        logger.info("only the encoder of the initial model is used: it has none of the labels")
+        logger.info("using only the encoder of the initial model, as it has no label of the corpus")
         return corpus
     if n_new:
         logger.info("%d of the %d labels are not in the initial model", n_new, corpus.n_labels)

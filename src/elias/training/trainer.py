@@ -410,8 +410,8 @@ class Trainer:
             unused = [f"stages.{stage.name}.{key}" for key in changed]
             if stage.learn_graph and unused:
                 logger.warning(
-                    "%s: no effect, because a stage that learns the graph reuses the encoder and "
-                    "the clusters of the previous stage",
+                    "%s: this has no effect, because a stage that learns the graph reuses the "
+                    "encoder and the clusters of the previous stage",
                     ", ".join(unused),
                 )
         if init_from is None or not self.config.stages[first].learn_graph:
@@ -424,7 +424,7 @@ class Trainer:
         differ = [key for key, value in used.items() if getattr(self.config.index, key) != value]
         if differ:
             logger.warning(
-                "%s: no effect, because the initial model keeps its own index (%s)",
+                "%s: this has no effect, because the initial model keeps its own values (%s)",
                 ", ".join(f"index.{key}" for key in differ),
                 ", ".join(f"{used[key]:g}" for key in differ),
             )
@@ -514,7 +514,8 @@ class Trainer:
         stages = self.config.stages[: earlier.metadata["position"] + 1]
         metric = self.config.eval.select_by
         logger.warning(
-            "%s is worse than %s on held-out points (%s %.2f, %.2f): keeping the model of %s",
+            "%s is worse than %s on held-out points (its %s is %.2f instead of %.2f), so the model "
+            "of %s is kept",
             *(last.name, stages[-1].name, metric, self._score(last), earlier.metadata["score"]),
             stages[-1].name,
         )
@@ -672,7 +673,7 @@ class Trainer:
         dropped = model.components[model.components.index(best) + 1 :]
         for name in dropped:
             logger.info(
-                "%s is not used because it does not help: %s %.2f on held-out points, %.2f with %s",
+                "%s is not used, because its %s on held-out points is %.2f, but %.2f for %s",
                 *(name, metric, scores[name], scores[best], best),
             )
         is_stage = best == model.components[0]

@@ -138,13 +138,17 @@ def test_settings_that_every_stage_uses_give_no_warning(caplog):
     ("start", "changes", "named"),
     [
         ((FIXED, LEARNED), {}, None),
-        ((FIXED, LEARNED), {"beta": 4.0}, "index.beta: no effect"),
+        ((FIXED, LEARNED), {"beta": 4.0}, "index.beta: this has no effect"),
         (
             (FIXED, LEARNED),
             {"n_clusters": 3, "edges_per_cluster": 4, "alpha": 3.0},
-            "index.alpha, index.n_clusters, index.edges_per_cluster: no effect",
+            "index.alpha, index.n_clusters, index.edges_per_cluster: this has no effect",
         ),
-        ((FIXED,), {"alpha": 3.0, "beta": 4.0, "edges_per_cluster": 4}, "index.alpha: no effect"),
+        (
+            (FIXED,),
+            {"alpha": 3.0, "beta": 4.0, "edges_per_cluster": 4},
+            "index.alpha: this has no effect",
+        ),
     ],
 )
 def test_settings_of_the_index_that_a_model_to_start_from_overrules_are_named(
