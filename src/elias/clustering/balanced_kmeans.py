@@ -138,9 +138,9 @@ def _blocks(size: int) -> list[slice]:
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return the weights with which members of the two halves are added to their difference.
+    """Return the weight of a member of the first half, and of a member of the second half.
 
-    The difference is the centre of the first half minus the centre of the second half.
+    The weighted sum of all members is the centre of the first half minus that of the second half.
     """
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 

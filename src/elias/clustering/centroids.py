@@ -74,7 +74,7 @@ def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
 
 
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the length of each vector, at least 1e-12, in chunks to save memory."""
+    """Return the length of each vector, at least 1e-12. Work in chunks to save memory."""
     lengths = np.empty(len(embedding), dtype=np.float32)
     for span in split_range(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)
@@ -125,8 +125,8 @@ def _sum_rows(
     """Write the sum of the points of each label as a sparse row.
 
     The columns of a row are in reverse order of first occurrence, as in scipy's sparse product.
-    ``position_of`` maps each column to the position of its sum in ``out``. An entry is valid only
-    if it lies within the current label's row; other entries are left from earlier labels.
+    ``position_of`` maps each column to the position of its sum in ``out``. A position outside the
+    row of the current label was set for an earlier label and is ignored.
     """
     points, starts = to_points
     data, columns, row_starts = rows

@@ -1,8 +1,8 @@
 """The configuration: a tree of frozen dataclasses, presets, overrides, and files.
 
-Precedence: defaults < preset < ``--config FILE`` < ``--encoder`` < ``--set key=value``. Settings
-that are None are derived from the data by `EliasConfig.resolve`; a run saves the resolved
-configuration.
+Each of these overrides the ones before it: defaults, preset, ``--config FILE``, ``--encoder`` and
+``--set key=value``. `EliasConfig.resolve` derives settings that are None from the data. A run saves
+the resolved configuration.
 """
 
 from elias.config.io import complete_tree as complete_tree

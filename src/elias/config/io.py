@@ -58,7 +58,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` updated by ``over``; tables are merged key by key, other values replaced."""
+    """Return ``base`` with the values of ``over``. Nested tables are merged key by key."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -145,7 +145,7 @@ def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _build(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
-    """Build ``cls`` from a mapping with known keys; ``where`` is its path in error messages."""
+    """Build ``cls`` from a mapping with known keys. Errors prefix each key with ``where``."""
     hints = get_type_hints(cls)
     return cls(**{key: _convert(hints[key], value, where + key) for key, value in tree.items()})
 
@@ -186,7 +186,7 @@ def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
 
 
 def _item_key(i: int, item: Any) -> str:
-    """Return the key of a list item in messages: the name of a stage, or else its index."""
+    """Return how messages call an item of a list: by its name if it has one, else by its index."""
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) else str(i)
 
@@ -265,8 +265,9 @@ _ABSENT = "not set"
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
     """Convert a configuration that an older version of ELIAS saved to the keys of this version.
 
-    Add missing keys. Drop a removed key if its value is the one that is now built in. Otherwise
-    keep it, so that it is reported as unknown, or log and drop it if ``drop_removed``.
+    Add missing keys. Drop a key that this version no longer has if its value is now the fixed
+    behaviour. Keep it otherwise, so that `build` reports an unknown key, or log and drop it if
+    ``drop_removed``.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1'}]

@@ -1,4 +1,4 @@
-"""Find a pretrained encoder, and read its pooling, length and width from its files."""
+"""Find a pretrained encoder, and read its pooling and sizes from its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_pretrained(model: str) -> str:
 
 
 def pretrained_pooling(model: str) -> Literal["mean", "cls"]:
-    """Return the pooling that the model's files name: ``cls``, or else ``mean``."""
+    """Return ``cls`` if the files of the model name this pooling, else ``mean``."""
     settings = _read(model, POOLING_FILE)
     if not settings:
         return "cls" if _read(model, CONFIG_FILE).get("classifier_pooling") == "cls" else "mean"

@@ -1,9 +1,10 @@
 """Resolve a configuration: derive every setting that is None from the encoder and the data.
 
-The default schedule has two stages. Stage 1 trains the encoder and the classifiers W_L with a loss
-over every label, if that is affordable, and with the fixed graph of the paper otherwise. Stage 2
-keeps them, adds clusters and edges, and learns the graph. The learning rates of a stage depend on
-its task and on the kind of encoder; see `_STAGES`.
+The default schedule has two stages. Stage 1 trains the encoder and the classifiers W_L. Its loss
+is over every label if ``loss.reduction`` is sum and points × labels is at most `MAX_SCORES`.
+Otherwise it uses the fixed graph of the paper. Stage 2 continues with this encoder and W_L, adds
+clusters and edges, and learns the graph. `_STAGES` has the learning rates for each kind of stage
+and encoder.
 
 `fill_sizes` derives the sizes one after another, so that a derived size can depend on given sizes.
 `check_sizes` checks that the sizes are consistent with each other and with the data.
@@ -224,7 +225,7 @@ class ResolvedConfig(EliasConfig):
 
     @property
     def ranks_every_label(self) -> bool:
-        """Return whether the ranker scores all labels of each point, because there are so few."""
+        """Return whether there are so few labels that the ranker scores all of them."""
         return self.index.kind == "all" and self.index.shortlist_size <= self.rerank.candidates
 
 
@@ -358,8 +359,8 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 def n_clusters(n_labels: int, rule: _IndexRule) -> int:
     """Return C, the number of clusters.
 
-    It is the smallest power of two >= L/50 (L/100 for many labels), at least 32, but there are at
-    least 4 labels per cluster.
+    It is the smallest power of two that is at least L/50 (L/100 for many labels) and at least 32.
+    It is smaller if clusters would have fewer than 4 labels.
     """
     share = n_labels / rule.labels_per_cluster
     clusters = 1 << math.ceil(math.log2(max(share, 1)))
@@ -368,16 +369,21 @@ def n_clusters(n_labels: int, rule: _IndexRule) -> int:
 
 
 def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
-    """Return K: 35% of the labels, at least 100, at most 3000 (or 4000) and at most b·κ paths."""
+    """Return K, the number of labels in the shortlist.
+
+    It is 35% of the labels, but at least 100. It is at most 3000 (4000 for many labels), at most
+    the number of labels, and at most b·κ, the number of paths.
+    """
     share = max(MIN_SHORTLIST, int(rule.shortlist_share * n_labels))
     return min(rule.max_shortlist, share, n_labels, n_paths)
 
 
 def validation_size(n_points: int, *, refits: bool = False) -> int:
-    """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000.
+    """Return the number of points to hold out for validation.
 
-    With ``refits``, it is a fifth up to 2000, because the ranker is later trained on these points
-    too.
+    It is the larger of two numbers: a tenth of the points, at most 1000, and a twentieth, at most
+    5000. With ``refits``, the ranker is later trained on the held-out points, too, so more points
+    can be spared: the first number is a fifth, at most 2000.
 
     >>> validation_size(4000), validation_size(4000, refits=True)
     (400, 800)
@@ -468,7 +474,7 @@ def reasons(
 
 
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
-    """Raise `ConfigError` if sizes are inconsistent; derived sizes are always consistent."""
+    """Raise `ConfigError` if given sizes are inconsistent. Derived sizes never are."""
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")
@@ -489,6 +495,6 @@ def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
             )
     if edges * clusters < n_labels:
         raise ConfigError(
-            f"index.edges_per_cluster * index.n_clusters is {edges * clusters}, too few for one "
-            f"edge for each of {n_labels} labels; raise one of them, or set it to none"
+            f"index.edges_per_cluster * index.n_clusters is {edges * clusters}, but each of "
+            f"{n_labels} labels needs an edge; raise one of the two settings, or set it to none"
         )

@@ -106,7 +106,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """The text encoder φ (§3.1). Fields of the other kind are ignored."""
+    """The text encoder φ (§3.1). Settings for the other kind of encoder are ignored."""
 
     model: str = "bag"
     """``bag``: learned vectors of words and character n-grams; ``minilm``, a folder or a model on
@@ -170,8 +170,8 @@ class IndexConfig:
     """The learned graph from clusters to labels (§3.1, §3.2), or no graph.
 
     With ``kind`` ``all`` there is no graph, and the fields that size and initialise it are ignored.
-    Sizes that are not given are derived from the number of labels L. *Many labels* are more than
-    200,000, or more than 50,000 with a transformer; other rules apply to them.
+    Sizes that are not given are derived from the number of labels L. Some rules differ for *many
+    labels*, which means more than 200,000, or more than 50,000 with a transformer.
     """
 
     kind: Literal["graph", "all"] | None = None
@@ -240,9 +240,8 @@ class LossConfig:
 class StageConfig:
     """One stage of training (§3.4).
 
-    Fields that are None are derived from the kind of encoder, the data and the task of the stage:
-    to train with every label, with a fixed graph, or to learn the graph. See `elias.config.resolve`
-    for the values.
+    A stage scores every label, uses a fixed graph, or learns the graph. Fields that are None are
+    derived from this choice, the kind of encoder and the data, see `elias.config.resolve`.
     """
 
     name: str = "stage1"
@@ -403,10 +402,10 @@ ONE_VS_ALL = "one-vs-all"
 
 
 def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
-    """Return stage 1 as the only stage, or None if the stages ask for an index.
+    """Return stage 1 as the only stage, or None if the stages require an index.
 
-    Stages ask for an index if they are not the two default stages, if stage 1 has a fixed graph, or
-    if stage 2 has settings other than its number of epochs.
+    Stages require an index if they are not the two default stages, if ``score_all`` of stage 1 is
+    False, or if a setting of stage 2 other than its number of epochs is changed.
 
     >>> one_vs_all_stages((StageConfig(epochs=3), StageConfig(name="stage2", learn_graph=True)))
     (StageConfig(name='one-vs-all', ...epochs=3...),)
@@ -464,7 +463,7 @@ class EliasConfig:
 
     @classmethod
     def preset(cls, name: str) -> EliasConfig:
-        """Return the preset of this name; `preset_names` lists them."""
+        """Return the preset of this name. `preset_names` lists the names."""
         return cls.from_dict(preset_tree(name))
 
     @classmethod
@@ -484,7 +483,7 @@ class EliasConfig:
 
     @property
     def member_seed(self) -> int:
-        """Return the seed of the parts that differ between the members of an ensemble."""
+        """Return the seed for random choices that differ between the members of an ensemble."""
         return self.seed + (self.ensemble.first_member << 32)
 
     def member(self, number: int) -> Self:

@@ -80,7 +80,7 @@ def test_derived_sizes_fit_together_for_any_data(n_points, n_labels):
         (IndexConfig(n_clusters=4, beam_size=5), "index.beam_size is 5, more than index.n_clu"),
         (IndexConfig(shortlist_size=60), "index.shortlist_size is 60, more than the number of l"),
         (IndexConfig(beam_size=1, edges_per_cluster=10, shortlist_size=20), "index.beam_size * "),
-        (IndexConfig(n_clusters=4, edges_per_cluster=10), "too few for one edge for each of 50"),
+        (IndexConfig(n_clusters=4, edges_per_cluster=10), "each of 50 labels needs an edge"),
     ],
 )
 def test_given_sizes_that_do_not_fit_are_refused(index, message):
