@@ -304,7 +304,7 @@ def _renumber(split: Split, new_ids: NDArray[np.int64], n_labels: int) -> Split:
 
 
 def _known_filters(split: Split, n_known: int) -> Split:
-    """Return the split without filters of labels that the model does not know."""
+    """Return the split without the filter pairs of labels that the model does not know."""
     if split.filters is None:
         return split
     return replace(split, filters=split.filters[split.filters[:, 1] < n_known])

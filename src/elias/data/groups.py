@@ -1,4 +1,7 @@
-"""Find groups of points that a split must not divide: near-duplicates, or those of a column."""
+"""Find groups of points that must stay together when points are held out.
+
+The points of a group are near-duplicates, or have the same value in a group column.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +101,11 @@ def training_groups(corpus: Corpus) -> Ids | None:
     near-duplicate texts form groups, with three exceptions:
 
     - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
-    - There are no groups if the test texts seem to be drawn without regard to near-duplicates.
-      Points that are held out without groups then resemble the test points more. This is the case
-      if the share of test texts with a near-duplicate in the training split is more than half of
-      the share of training texts with one.
+    - There are no groups if the share of test texts with a near-duplicate in the training split is
+      more than half of the share of training texts with one. The test points were then probably
+      drawn without regard to near-duplicates, and validation points should resemble them.
     - If a normal form is shared by more than a twentieth of the points, and by more than 8, its
-      texts probably differ in their numbers (``item 12``). Only identical ones then form a group.
+      texts probably differ in their numbers (``item 12``). Only identical texts then form a group.
     """
     train = corpus.train
     if train.groups is not None:
@@ -119,7 +121,7 @@ def training_groups(corpus: Corpus) -> Ids | None:
             if share > count_groups(keys)[1] / len(keys) / 2:
                 logger.info(
                     "%.1f%% of the test texts have a near-duplicate in the training split, so "
-                    "points are held out in the same way: near-duplicates may be separated",
+                    "points are held out without keeping near-duplicates together",
                     100 * share,
                 )
                 return None

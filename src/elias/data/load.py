@@ -112,8 +112,8 @@ def load_corpus(
             names to tables, such as a `DatasetDict`.
         text: The text column of a table. Several columns (``["title", "abstract"]`` or
             ``"title,abstract"``) are joined by a space. By default, all columns with common names
-            such as text, title or description that look like text are read; without any, columns
-            of prose.
+            such as text, title or description that look like text are read. If there are none,
+            all columns of prose are read.
         labels: The labels column of a table, or several columns of 0 and 1 (a list of names). By
             default, a column with a common name such as labels, tags or categories is read.
             With ``texts``, the labels of each text: a list of names, or one name.
@@ -133,8 +133,8 @@ def load_corpus(
         label_table: Names, ids, synonyms and descriptions of the labels: a file or a table in
             memory, or a SKOS vocabulary, see `load_label_table`. By default, ``labels.csv`` (or
             .tsv, .jsonl, .parquet) in the folder ``source``, if there is one. Its rows are matched
-            with the labels of the points by id, else by name. A row that no point has becomes a
-            label without points.
+            with the labels of the points by id, else by name. A row that matches no label of
+            the points becomes a label without points.
         language: The language of the label names, if ``label_table`` has several.
         on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory.
             With ``auto``, only large corpora stay on disk (see `ON_DISK_BYTES`).
@@ -295,7 +295,7 @@ def _existing(source: str | Path, *, is_file: bool = False) -> Path:
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
-    """Join column names by commas. ``role`` is the argument that was passed, for error messages."""
+    """Join column names by commas. Errors call the argument ``role``."""
     if columns is None or isinstance(columns, str):
         return columns
     names = list(columns)
@@ -489,7 +489,7 @@ def _memory_split(
 
 
 def _read(path: Path, options: ReadOptions, on_disk: OnDisk) -> tuple[Corpus, bool]:
-    """Read a corpus into memory or memory-mapped files. Also return whether it has splits."""
+    """Read a corpus into memory or to disk. Also return whether its source defines splits."""
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     try:
         return (_read_to_disk if use_disk else _read_to_memory)(path, options)
@@ -625,11 +625,12 @@ def _check_training_labels(corpus: Corpus) -> None:
 def reading_options(
     path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options for reading a file or folder. Explicit values override recorded ones.
+    """Return the options for reading a file or folder in the same way as the training data.
 
     Args:
         path: The file or folder to read.
-        settings: The options with which the training data was read, see `Elias.data_settings`.
+        settings: The recorded options, with which the training data was read, see
+            `Elias.data_settings`.
         explicit: Values of ``text``, ``labels``, ``separator``, ``group``, ``header`` and
             ``encoding`` that take precedence. If a value is None, the recorded value is used.
             Options that are not keys of this mapping are left out.
@@ -772,7 +773,7 @@ def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
 def json_text_rows(
     lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
-    """Yield the rows of JSON lines from any source, such as stdin, which ``source`` names."""
+    """Yield the rows of JSON lines. Errors call the file ``source``, for example stdin."""
     path, columns = Path(source), [column, *keep]
     for line, [text, *cells] in json_cells(path, lines, columns, columns):
         yield TextRow(line, _text(text, path, line), tuple(cells))

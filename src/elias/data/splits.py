@@ -55,10 +55,10 @@ def hold_out(
 ) -> tuple[Rows, Rows]:
     """Choose validation points. If ``covered``, every label keeps a training point.
 
-    Points, or whole groups of points, are tried in a seeded random order. If ``covered``, they
-    are taken only if each of their labels also belongs to another point that remains in training,
-    and points without labels, or groups that contain such a point, are never taken. `_draw`
-    describes how groups are drawn.
+    Points, or whole groups of points, are tried in a seeded random order; `_draw` describes how.
+    If ``covered``, a point or group is taken only if each of its labels also belongs to a point
+    that remains in training. A point without labels, or a group with such a point, is then never
+    taken.
 
     Args:
         labels: (N, L) relevance values. Each stored entry is a relevant label.
@@ -165,7 +165,7 @@ def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
 
 
 def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
-    """Return ``size`` random rows in ascending order that cover every label with points.
+    """Return ``size`` random rows, sorted, with at least one point of each label that has points.
 
     The sample is larger than ``size`` if covering the labels requires more rows. The same seed
     gives the same rows.
@@ -232,8 +232,7 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     """Return the corpus with test points drawn from its training split.
 
     Groups of points (see `training_groups`) are not divided. Whole groups are drawn until about
-    ``test_size`` points are taken. A group larger than half of that is drawn only if no smaller
-    group is left.
+    ``test_size`` points are taken. Groups with more than half of this number are tried last.
 
     Args:
         corpus: A corpus without a test split, unless ``test_size`` is 0.
@@ -291,7 +290,8 @@ def restore_splits(
         different data, or data that defines its splits.
 
     Raises:
-        DataError: If the corpus was read with other text columns, whose near-duplicates differ.
+        DataError: If the corpus was read with other text columns, and other points are therefore
+            near-duplicates.
     """
     recorded = _recorded_splits(metadata)
     expected = {"train", "test"} if "test" in recorded else {"train"}

@@ -122,7 +122,7 @@ def example_points(corpus: Corpus, count: int = 3) -> list[tuple[str, list[str]]
 def example_labels(
     corpus: Corpus, n_frequent: int = 10, n_rare: int = 5
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Return the most frequent labels, and some of the rarest, with their training points."""
+    """Return the most frequent and some of the rarest labels, with counts of training points."""
     frequencies = corpus.label_frequencies().astype(np.int64)
     order = np.argsort(-frequencies, kind="stable")
     order = order[frequencies[order] > 0]

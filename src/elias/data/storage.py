@@ -85,7 +85,7 @@ def mapped_bytes() -> int:
 
 
 class DiskTexts(Sequence[str]):
-    """N texts that are stored in a folder. A selection of them keeps only row numbers.
+    """N texts that are stored in a folder. Selecting some of them with `take` copies no text.
 
     Slicing loads the texts into a list, so use short slices.
     """
@@ -355,7 +355,7 @@ class SplitWriter:
         """Write the labels in canonical form, and return the description of the split.
 
         Args:
-            ids: The label id of each code, or None if the codes are label ids.
+            ids: The label id of each code in the chunks, or None if the codes are label ids.
             n_labels: Number of labels L.
             filters: (M, 2) pairs (point, label) that must not be predicted.
         """
@@ -438,7 +438,9 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
     n_points = description["points"]
     texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
     if texts is not None and (len(texts) != n_points or not texts.is_valid()):
-        raise DataError(f"{folder}: its offsets are not those of {n_points} texts")
+        raise DataError(
+            f"{folder}: the stored offsets do not belong to {n_points} texts; remove it"
+        )
     path, groups, features = folder / _FILTERS, folder / _GROUPS, None
     if sizes := description.get("features"):
         shape = (sizes["rows"], sizes["columns"])

@@ -82,8 +82,8 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
 class CorpusGenerator:
     """Draws points from topics, labels and words.
 
-    Labels are handled by rank (0 is the most frequent). Their ids are shuffled, so that an id
-    carries no information.
+    Methods identify a label by its rank (0 is the most frequent label). The label ids of the corpus
+    are a random permutation of the ranks.
     """
 
     def __init__(
@@ -255,9 +255,9 @@ class CorpusGenerator:
         return np.sum([ranks < n for n in self.n_with_mode], axis=0)
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
-        """Set the topic and the forced labels of the points that cover labels, in place.
+        """Set the topics and the prescribed labels (``forced``) of the covers, in place.
 
-        `_plan_covers` chooses these points. ``rows`` are the training points of the current chunk.
+        `_plan_covers` chooses the covers. ``rows`` are the training points of the current chunk.
         """
         n_covers = len(self._cover_order)
         before = rows * n_covers // self.n_points
@@ -276,7 +276,7 @@ class CorpusGenerator:
     def _draw_labels(
         self, rng: np.random.Generator, topics: Ints, forced: Ints
     ) -> tuple[Ints, Ints]:
-        """Add labels of the topic to the forced ones, without replacement (Gumbel top-k).
+        """Add random labels of the topic to the prescribed labels of each point (Gumbel top-k).
 
         Return ranks and modes, both (n, maximum labels of a point), padded with `_NO_LABEL`.
         """
@@ -302,7 +302,8 @@ class CorpusGenerator:
     ) -> list[str]:
         """Draw the words of each text.
 
-        The ids of topic words are hashes of even numbers, those of label words of odd numbers.
+        The ids of topic words are hashes of even numbers. The ids of label words are hashes of odd
+        numbers.
         """
         n = len(topics)
         which = rng.integers(WORDS_PER_TOPIC, size=(n, TOPIC_WORDS))
@@ -321,7 +322,7 @@ class CorpusGenerator:
 
 
 def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> Any:
-    """Return the integral of t^-exponent from 1 to ``x``, divided by the one from 1 to n + 1."""
+    """Return the integral of t^-exponent from 1 to ``x``, divided by the integral to n + 1."""
     power = 1 - exponent
     if abs(power) < _NEARLY_ZERO:
         return np.log(x) / np.log(n + 1)

@@ -58,7 +58,7 @@ _CORPUS_FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ConversionResult:
-    """Where `convert` wrote the corpus, in which format, and what the format cannot store."""
+    """The path and format of a corpus that `convert` wrote, and the parts that it left out."""
 
     path: Path
     format: str

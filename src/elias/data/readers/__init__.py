@@ -2,12 +2,12 @@
 
 | format | module |
 | --- | --- |
-| JSON lines, CSV, TSV, Excel, fastText, corpora of Annif | `table`, `columns` (their choice) |
+| JSON lines, CSV, TSV, Excel, fastText, corpora of Annif | `table` |
 | Parquet | `table`, which gets the rows from `parquet` |
 | npz folders | `npz` |
 | text formats of the XMC repository and of PECOS | `xmc` |
 | label tables, vocabularies in SKOS | `label_table` |
 
-`base` has the interface of a reader, `files` opens and decodes files, and `label_cells` parses the
-cells of label columns.
+`base` has the interface of a reader, `files` opens and decodes files, `columns` chooses the columns
+of a table, and `label_cells` parses the cells of label columns.
 """

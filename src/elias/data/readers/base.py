@@ -49,7 +49,7 @@ numbered up to the highest id, so a single wrong id could create more names than
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options that name the columns of a table, if they do not have common names."""
+    """Options for reading a table. By default, columns are found by common names."""
 
     text: str | None = None
     """The text column. Several columns, separated by commas, are joined by a space."""
@@ -345,7 +345,9 @@ def _read_pairs(path: Path, n_points: int, n_labels: int) -> NDArray[np.int64]:
         try:
             point, label = map(int, line.split())
         except ValueError:
-            raise data_error(path, f"{short_repr(line)} is not `point label`", number) from None
+            raise data_error(
+                path, f"{short_repr(line)} is not a pair `point label`", number
+            ) from None
         if not (0 <= point < n_points and 0 <= label < n_labels):
             limits = f"there are {n_points} points and {n_labels} labels, counted from 0"
             raise data_error(path, f"the pair {point} {label} is out of range; {limits}", number)

@@ -76,7 +76,7 @@ def choose_columns(
     """Choose the columns that the options name, or else columns by their names and content.
 
     Case is ignored in common names. The columns ``label_ids`` and ``label_weights`` are read only
-    if the labels column is found by a common name. They are ignored if the options name it.
+    if the labels column is found by a common name, not if an option names it.
 
     Args:
         path: The file, for error messages.

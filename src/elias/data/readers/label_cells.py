@@ -101,13 +101,18 @@ class CellFormat:
 class SeparatorVotes:
     r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
 
-    Choose a space if all plain cells are URIs, as in ``<http://a> <http://b>``. Choose ``><`` or
-    ``#`` if all plain cells have the form ``<a><b>`` or ``#a #b``. Choose ``|``,
-    ``;``, tab or else a comma if at least `_STRONG_SHARE` of the plain cells contain it (label
-    names often contain commas). Otherwise choose white space between whole numbers, or ``/`` or a
-    space if the parts repeat across cells as labels do, or a rare separator, or none (an empty
-    string). Also choose none if there are at least as many lists as plain cells: then each plain
-    cell is one label.
+    The first choice whose condition is true is made:
+
+    1. An empty string, if there are at least as many lists as plain cells. Each plain cell is then
+       one label.
+    2. A space, ``><`` or ``#``, if all cells look like ``<http://a> <http://b>``, ``<a><b>`` or
+       ``#a #b``.
+    3. ``|``, ``;`` or tab, if at least `_STRONG_SHARE` of the cells contain it.
+    4. A comma, if as many cells contain it and commas are not part of names.
+    5. A space, if all cells consist of whole numbers.
+    6. ``/`` or a space, if it separates labels according to `_parts_are_labels`.
+    7. A comma that is not part of names, or ``|``, ``;`` or tab, if any cell contains it.
+    8. An empty string.
     """
 
     def __init__(self) -> None:
@@ -187,8 +192,8 @@ class SeparatorVotes:
 def _commas_are_in_names(cells: Counter[str]) -> bool:
     """Return True if commas belong to names ("Portland, Oregon"), False if they separate labels.
 
-    A label also occurs alone, or at the other end of a cell. A part of a name does not. Moreover,
-    names repeat as a whole, unless commas are rare.
+    A label often occurs alone, or first in some cells and last in others. A part of a name rarely
+    does. In addition, most cells with commas must repeat, unless few cells contain commas.
     """
     joined = {cell: cell.split(", ") for cell in cells if ", " in cell}
     parts = [part for split in joined.values() for part in split]
@@ -236,8 +241,8 @@ def _repeat(joined: Iterable[str], cells: Counter[str]) -> bool:
 def _in_any_order(lists: Collection[list[str]]) -> bool:
     """Return True if the lists look like labels, because they are sorted or have no fixed order.
 
-    The words of names have a fixed order. Exceptions are words like "of" and marks like "&", so
-    lists with repeated words or marks are not labels.
+    The words of names have a fixed order, but words like "of" and marks like "&" occur in any
+    place. If too many lists repeat a word or contain a mark, return False.
     """
     n_repeats = sum(len(set(split)) < len(split) for split in lists)
     n_marks = sum(not any(map(str.isalnum, part)) for split in lists for part in split)
@@ -443,7 +448,10 @@ class NumberedLabels:
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:
-        """Return None, because codes are already ids, and the names. The default name is the id."""
+        """Return None, because codes are already label ids, and the names of all labels.
+
+        A label without a name is named by its id.
+        """
         if self._largest is None:
             return None, []
         largest, path, line = self._largest

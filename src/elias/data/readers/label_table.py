@@ -118,7 +118,7 @@ def read_label_table(
             rows.append((name, key, synonyms[row], descriptions[row], broader[row]))
     _warn_of_missing_names(path, n_missing, len(rows), language)
     if not rows:
-        raise data_error(path, "no label has a name; fill the cells of the names")
+        raise data_error(path, "no label has a name; fill in the column of names")
     return LabelTable.from_columns(*zip(*rows, strict=True))
 
 
@@ -153,7 +153,7 @@ def choose_columns(path: Path, names: Sequence[str], language: str | None = None
     """Return the column of each part of a label, found by common names.
 
     A table with only an id column is accepted: the ids are then also the names. If there are
-    columns of names in several languages (``label_en``), that of ``language`` is taken.
+    columns of names in several languages (``label_en``), the one in ``language`` is chosen.
     """
     plain = {_plain(name): name for name in reversed(names)}
     columns = {
@@ -173,7 +173,7 @@ def choose_columns(path: Path, names: Sequence[str], language: str | None = None
     if "name" not in columns:
         problem = f"no column of label names among {', '.join(map(repr, names))}"
         raise data_error(
-            path, f"{problem}; call it 'name', and the others id, synonyms, description"
+            path, f"{problem}; rename the columns to name, id, synonyms and description"
         )
     return columns
 
@@ -202,7 +202,7 @@ def _cells(rows: Rows, column: str | None) -> list[str]:
 
 
 def _split_list(rows: Rows, column: str | None) -> Sequence[Sequence[str]]:
-    """Return the names in each row of a column: a list, or a string split at ``|``, ``;``, tabs."""
+    """Return the names in each cell of a column. Strings are split at ``|``, ``;`` or tabs."""
     if column is None:
         return [()] * len(rows)
     cells: list[Any] = [None if is_missing(cell) else cell for cell in rows.columns[column]]
@@ -219,7 +219,8 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
 
     A concept has a URI, its preferred label in a language, its alternative and hidden labels in
     that language, its definition or scope note, and the URIs of its broader concepts. Deprecated
-    concepts are left out. If a concept has no label in the language, another one is taken.
+    concepts are left out. The name of a concept without a label in the language is a label in
+    another language or, if it has no labels, its URI.
 
     Args:
         path: The file, gzipped or not. Its suffix gives the format (`SKOS_FORMATS`).

@@ -1,12 +1,14 @@
 """Read folders of text lines and npz matrices.
 
-``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and optionally ``X.trn.npz``
-(features).
+The format ``folder`` has texts in ``raw/trn_X.txt``, label names in ``raw/Y.txt``, labels in
+``Y.trn.npz`` and optionally features in ``X.trn.npz``.
 
-``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
-folder ``tfidf-attnxml``. `elias.data.readers.xmc` reads the one-file text format of PECOS.
+The format ``pecos`` has texts in ``X.trn.txt``, label names in ``output-items.txt``, labels in
+``Y.trn.npz``, and features in ``X.trn.npz`` or in a folder ``tfidf-attnxml``.
+`elias.data.readers.xmc` reads the one-file text format of PECOS.
 
-Both have splits ``trn``, ``val`` and ``tst``, and optionally ``filter_labels_test.txt``.
+Both formats have the splits ``trn``, ``val`` and ``tst``, and optionally
+``filter_labels_test.txt``.
 """
 
 from __future__ import annotations

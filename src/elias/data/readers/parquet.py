@@ -62,7 +62,8 @@ def _checked_groups(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[tu
     """Yield the number of each row group, and how many of its rows to read at a time.
 
     Raises:
-        CompressionRatioError: If the wanted columns up to a group unpack to an implausible size.
+        CompressionRatioError: If the wanted columns of the first groups, up to the current one,
+            unpack to an implausible size.
     """
     schema, packed = file.schema, path.stat().st_size
     columns = [schema.column(number) for number in range(len(schema.names))]
@@ -110,7 +111,7 @@ def _longest_value(coded: Any, group: int, leaf: str) -> int:
 
 
 def _string_bytes(array: Any) -> int:
-    """Return the number of bytes that an array takes without its dictionary."""
+    """Return the number of bytes of all strings in an array that stores them in a dictionary."""
     import pyarrow.compute as pc
 
     lengths = pc.binary_length(array.dictionary).take(array.indices)

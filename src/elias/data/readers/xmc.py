@@ -171,7 +171,7 @@ def _read(
 def _parse(
     path: Path, lines: list[str], n_before: int, sizes: Sequence[int], what: str
 ) -> tuple[base.LabelRows, csr_matrix]:
-    """Parse consecutive rows that follow ``n_before`` rows into labels and a matrix."""
+    """Parse consecutive rows into labels and a matrix. ``n_before`` rows come before them."""
     first = n_before + 2  # the number of the first line
     rows = [_split_line(line) if len(sizes) == 3 else ("", line.strip()) for line in lines]
     try:
