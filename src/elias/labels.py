@@ -44,7 +44,9 @@ class LabelTable(Sequence[str]):
         for name in ("ids", "synonyms", "descriptions", "broader"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.names):
-                raise DataError(f"label table: {len(column)} {name} for {len(self.names)} names")
+                raise DataError(
+                    f"label table: it has {len(column)} {name}, but {len(self.names)} names"
+                )
 
     @classmethod
     def of(cls, names: Sequence[str]) -> LabelTable:
@@ -87,7 +89,7 @@ class LabelTable(Sequence[str]):
 
     @property
     def has_details(self) -> bool:
-        """Return whether the table has more than names."""
+        """Return whether the table has ids, synonyms, descriptions or broader labels."""
         columns = (self.ids, self.synonyms, self.descriptions, self.broader)
         return any(column is not None for column in columns)
 
@@ -130,7 +132,7 @@ class LabelTable(Sequence[str]):
         return LabelTable(*map(pick, columns))
 
     def __add__(self, other: LabelTable) -> LabelTable:
-        """Return the labels of this table followed by those of ``other``."""
+        """Return a table with the labels of this table, followed by the labels of ``other``."""
         rows = [*self.rows(), *other.rows()]
         return LabelTable.from_columns(*zip(*rows, strict=True)) if rows else self
 
@@ -141,9 +143,9 @@ class LabelTable(Sequence[str]):
     def match(self, labels: Sequence[str]) -> list[int | None]:
         """Return the position in this table of each of ``labels``, or None.
 
-        A label is matched by its id if ``labels`` is a table with ids, else by its name. A plain
-        name may also be an id of this table. Of several labels with the same name, the first is
-        taken, but labels with different ids never match.
+        A label is matched by its id if ``labels`` is a table with ids, else by its name. An item of
+        a plain list may also be an id of this table. If a name occurs several times in this table,
+        its first position is returned. Labels with different ids never match.
         """
         by_name = {name: label for label, name in reversed(list(enumerate(self.names)))}
         by_id = {key: label for label, key in enumerate(self.ids or ()) if key}

@@ -278,7 +278,7 @@ def metrics_by_points(
     ks: Sequence[int] = (1, 5),
     assigned: Predictions | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the metrics of each group of points, weakest first.
+    """Return the metrics of each group of points. The group with the lowest nDCG is first.
 
     Args:
         predictions: One row for each point.
@@ -308,7 +308,7 @@ MIN_GROUP = 10
 
 
 def large_groups(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the groups with at least `MIN_GROUP` points or true pairs, or all if none has."""
+    """Return the groups with at least `MIN_GROUP` points or true pairs, or all if none are found."""
     return [row for row in rows if row.get("points", row.get("pairs", 0)) >= MIN_GROUP] or rows
 
 
@@ -319,10 +319,10 @@ def metrics_by_labels(
     k: int = 5,
     assigned: Predictions | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the metrics of each group of labels, weakest first.
+    """Return the metrics of each group of labels. The group with the lowest R@k is first.
 
-    ``pairs`` is the number of true (point, label) pairs of a group, and R@k the share of them that
-    is among the best k predictions. Groups without a true pair are left out.
+    ``pairs`` is the number of true (point, label) pairs of a group. R@k is the share of these pairs
+    that are among the best k predictions. Groups without a true pair are left out.
 
     Args:
         predictions: One row for each point.
@@ -375,11 +375,12 @@ def hierarchy_metrics(
 ) -> Metrics:
     """Return precision, recall and F1 at k that give credit for a broader or narrower label.
 
-    Each set of labels is extended by all labels that are broader than one of its labels. hP is the
-    share of the extended predictions that are in the extended true labels, hR the share of the
-    extended true labels that are predicted, over all points together; hF is their harmonic mean
-    (Kiritchenko et al. 2006). ``near`` is the share of wrong predictions that are directly broader
-    or narrower than a true label. All values are in percent.
+    The predicted and the true labels of each point are extended by all labels that are broader than
+    one of them. hP is the share of the extended predictions that are in the extended true labels.
+    hR is the share of the extended true labels that are in the extended predictions. Both count the
+    pairs of all points together. hF is the harmonic mean of hP and hR (Kiritchenko et al. 2006).
+    ``near`` is the share of wrong predictions that are directly broader or narrower than a true
+    label. All values are in percent.
 
     Args:
         predictions: One row for each point.

@@ -98,7 +98,8 @@ class Predictions:
             )
         if self.probabilities is not None and self.probabilities.shape != self.ids.shape:
             raise DataError(
-                f"predictions: ids {self.ids.shape}, but probabilities {self.probabilities.shape}"
+                f"predictions: ids have shape {self.ids.shape}, but probabilities have shape "
+                f"{self.probabilities.shape}"
             )
         if self.label_names is not None and len(self.label_names) != self.n_labels:
             raise DataError(
@@ -172,7 +173,7 @@ class Predictions:
         first = _common(parts)
         if len({len(part) for part in parts}) > 1:
             sizes = [len(part) for part in parts]
-            raise DataError(f"predictions to merge: the numbers of points differ, {sizes}")
+            raise DataError(f"predictions to merge have different numbers of points: {sizes}")
         ids = np.concatenate([part.ids for part in parts], axis=1)
         rows, columns = np.nonzero(ids < first.n_labels)
         scores = np.concatenate([part.scores for part in parts], axis=1)[rows, columns]
@@ -272,14 +273,14 @@ class Predictions:
         return self.top(width)._keep(mask[:, :width])
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
-        """Remove predictions of the (point, label) pairs in a filter file, an (M, 2) array."""
+        """Remove the given (point, label) pairs, an (M, 2) array such as the filters of a split."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         limits = np.array([len(self), self.n_labels])
         if ((pairs < 0) | (pairs >= limits)).any():
             bad = pairs[((pairs < 0) | (pairs >= limits)).any(axis=1)][0].tolist()
             raise DataError(
-                f"filter pair {bad} is outside {len(self)} points x {self.n_labels} labels; "
-                "check that the filters belong to this split"
+                f"filter pair {bad} is out of range for {len(self)} points and {self.n_labels} "
+                "labels; check that the filters belong to this split"
             )
         width = self.n_labels + 1  # ids range from 0 to n_labels, which is padding
         keys = np.arange(len(self))[:, None] * width + self.ids
@@ -388,12 +389,12 @@ def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels:
 
 
 def _common(parts: Sequence[Predictions]) -> Predictions:
-    """Return the first part. Raise `DataError` unless all parts have the same number of labels."""
+    """Return the first predictions. Raise `DataError` if the numbers of labels differ."""
     if not parts:
         raise DataError("no predictions to combine; give at least one")
     sizes = sorted({part.n_labels for part in parts})
     if len(sizes) > 1:
-        raise DataError(f"predictions to combine: the numbers of labels differ, {sizes}")
+        raise DataError(f"predictions to combine have different numbers of labels: {sizes}")
     return parts[0]
 
 

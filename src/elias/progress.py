@@ -1,7 +1,7 @@
 """Show the progress of long tasks as a bar on a terminal, or as log lines if there is none.
 
-Nothing is shown until `enable` is called. The command line calls it. When the package is used as a
-library, it does not write to the terminal unasked, except in a notebook.
+The command line and notebooks show progress. In other programs, nothing is shown until `enable` is
+called.
 """
 
 from __future__ import annotations

@@ -100,7 +100,9 @@ def test_dropped_pairs_leave_no_gap(predictions):
 
 
 def test_a_pair_to_drop_outside_the_points_is_refused(predictions):
-    with pytest.raises(DataError, match=r"filter pair \[2, 0\] is outside 2 points x 4 labels"):
+    with pytest.raises(
+        DataError, match=r"filter pair \[2, 0\] is out of range for 2 points and 4 labels"
+    ):
         predictions.drop(np.array([[0, 0], [2, 0]]))
 
 
@@ -157,9 +159,9 @@ def test_the_maximum_keeps_the_best_score_and_the_best_k():
 
 
 def test_predictions_for_other_points_or_labels_do_not_merge(predictions):
-    with pytest.raises(DataError, match="the numbers of points differ"):
+    with pytest.raises(DataError, match="different numbers of points"):
         Predictions.merge([predictions, predictions.take(np.array([0]))])
-    with pytest.raises(DataError, match="the numbers of labels differ"):
+    with pytest.raises(DataError, match="different numbers of labels"):
         Predictions.merge([predictions, Predictions.from_scores([[0]], [[1.0]], n_labels=9)])
     with pytest.raises(DataError, match="no predictions to combine"):
         Predictions.merge([])

@@ -172,8 +172,8 @@ def cached(
         tokenize: Function that converts texts to tokens.
         featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
             processes can tokenize texts on disk.
-        n_ids: Number of token ids of the encoder. Cached ids are checked to be below it, because
-            kernels do not check them.
+        n_ids: Number of token ids of the encoder. If a cached id is not below it, the cached tokens
+            are damaged.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.

@@ -33,7 +33,7 @@ try:
 except ImportError:  # elias-xmc-runtime has neither numba nor scipy; the loops run in Python
 
     def njit(**_: Any) -> Any:  # type: ignore[no-redef]
-        """Return a decorator that changes nothing."""
+        """Return a decorator that leaves the function unchanged, as numba is not installed."""
         return lambda function: function
 
 
@@ -299,7 +299,7 @@ class Featurizer:
 
     @cached_property
     def _ids_of_word(self) -> dict[str, array[int]]:
-        """Cache the feature ids of each distinct word: its own id and those of its n-grams."""
+        """Return the cache of `_look_up`, a dictionary from words to feature ids."""
         return {}
 
     def feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
@@ -329,7 +329,7 @@ class Featurizer:
 
 
 def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
-    """Assign an id to each distinct name, and return the names and the lists as ids."""
+    """Assign an id to each distinct name. Return the names, and the ids of each list."""
     ids: dict[str, int] = {}
     numbers, ends = array("i"), [0]
     for names in lists:
