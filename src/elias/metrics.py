@@ -308,7 +308,7 @@ MIN_GROUP = 10
 
 
 def large_groups(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the groups with at least `MIN_GROUP` points or true pairs, or all if none are found."""
+    """Return the groups with at least `MIN_GROUP` points or true pairs. If none has, return all."""
     return [row for row in rows if row.get("points", row.get("pairs", 0)) >= MIN_GROUP] or rows
 
 

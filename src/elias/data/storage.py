@@ -439,7 +439,7 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
     texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
     if texts is not None and (len(texts) != n_points or not texts.is_valid()):
         raise DataError(
-            f"{folder}: the stored offsets do not belong to {n_points} texts; remove it"
+            f"{folder}: the offsets do not belong to {n_points} texts; remove the folder"
         )
     path, groups, features = folder / _FILTERS, folder / _GROUPS, None
     if sizes := description.get("features"):

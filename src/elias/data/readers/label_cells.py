@@ -109,7 +109,7 @@ class SeparatorVotes:
        ``#a #b``.
     3. ``|``, ``;`` or tab, if at least `_STRONG_SHARE` of the cells contain it.
     4. A comma, if as many cells contain it and commas are not part of names.
-    5. A space, if all cells consist of whole numbers.
+    5. A space, if all cells consist of whole numbers separated by spaces.
     6. ``/`` or a space, if it separates labels according to `_parts_are_labels`.
     7. A comma that is not part of names, or ``|``, ``;`` or tab, if any cell contains it.
     8. An empty string.

@@ -172,9 +172,7 @@ def choose_columns(path: Path, names: Sequence[str], language: str | None = None
         columns["name"] = columns.pop("id")
     if "name" not in columns:
         problem = f"no column of label names among {', '.join(map(repr, names))}"
-        raise data_error(
-            path, f"{problem}; rename the columns to name, id, synonyms and description"
-        )
+        raise data_error(path, f"{problem}; rename the column that contains the names to 'name'")
     return columns
 
 
