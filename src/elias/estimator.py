@@ -121,8 +121,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             X: N texts as a list, array, Series or frame of one column, or an (N, D) feature
                 matrix, dense or sparse.
             y: A list of labels for each text, or an (N, L) matrix of zeros and ones, dense or
-                sparse, or such a frame, whose columns are the labels. Labels are names or other
-                hashable values that can be sorted.
+                sparse, or a frame of zeros and ones whose columns are the labels. Labels are names
+                or other hashable values that can be sorted.
         """
         inputs = _inputs(X)
         labels, classes = _label_matrix(y)
@@ -159,7 +159,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             X, y = [], []  # noqa: N806
         texts, sets = _inputs(X), _label_sets(y)
         if not isinstance(texts, list):
-            raise DataError("partial_fit adds labels by their texts; X must be texts, not features")
+            raise DataError("partial_fit adds labels from texts; X must be texts, not features")
         if len(texts) != len(sets):
             raise DataError(f"X has {len(texts)} texts, but y has labels for {len(sets)}")
         known = set(self.classes_.tolist())

@@ -652,7 +652,7 @@ MISTAKES = {
     "evaluate {run} {data} --component ensemble": "component 'ensemble'",
     "evaluate {tmp}/table.csv {run}": "table.csv: is a file, not the folder of a saved model",
     "predict {run} --component stage3": "did you mean 'stage2'?",
-    "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: predictions for 1",
+    "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: has predictions for 1",
     "evaluate {run} {data} --predictions {tmp}/none": "none: cannot be read",
     "evaluate {run} {data} --per-label {tmp}/no/dir.csv": "/no/dir.csv: cannot be written",
     "predict {tmp}/empty": "empty: has no config.json",

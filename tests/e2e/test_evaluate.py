@@ -119,7 +119,7 @@ def test_a_note_says_that_parts_were_fitted_on_validation_points(table, table_ru
     _, of_stage = measured(table_run, table, "--split", "validation", "--component", "stage2")
     _, of_test = measured(table_run, table)
 
-    assert "were fitted on these points, so the figures are too high: " in message
+    assert "was fitted on these points, so the metrics are too high: " in message
     assert "too high" not in of_stage  # it has seen training points only
     assert "too high" not in of_test
 

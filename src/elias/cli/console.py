@@ -83,7 +83,7 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
 
 
 def show_errors_only() -> None:
-    """Hide all messages except errors, on ranks other than 0. Rank 0 prints for all."""
+    """Hide all messages except errors. Ranks other than 0 call this, as rank 0 prints for all."""
     _handler.setLevel(logging.ERROR)
     progress.enable(False)
 
@@ -173,8 +173,8 @@ def stage_table(
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
-    the model's threshold, if it has one. ``components`` are those of the saved model. The heading
-    names components that were measured, but are not saved because they did not help.
+    the model's threshold, if it has one. ``components`` are the components of the saved model. The
+    heading names components that were measured but not saved, because they did not help.
     """
     from elias.report.report import COMPONENTS
 
@@ -216,7 +216,7 @@ def describe_rule(threshold: float, *, keep_best: bool) -> str:
 
 
 def likelihood(probability: float | None, score: float) -> str:
-    """Return a probability in percent, or the score if there is none.
+    """Return a probability in percent, or the score if the probability is None.
 
     >>> likelihood(0.861, 1.87), likelihood(0.001, 0.2), likelihood(None, 0.2)
     ('86%', '<1%', '0.200')

@@ -26,7 +26,7 @@ TOP_K = 5
 def demo(
     out: Annotated[Path, Option(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
     synthetic: Annotated[
-        bool, Option("--synthetic", help="Use a generated corpus; needs no internet access.")
+        bool, Option("--synthetic", help="Use a generated corpus, which needs no internet access.")
     ] = False,
     device: options.DeviceName = "cpu",
     overwrite: options.Overwrite = False,

@@ -65,7 +65,7 @@ def evaluate(
     reading: options.CorpusOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a model on a corpus: P, nDCG, PSP, recall, F1 and ECE, in percent."""
+    """Measure P, nDCG, PSP, recall, F1 and ECE of a model on a corpus, in percent."""
     ks = sorted(set(ks or (1, 3, 5)))
     with join_world(device) as world:
         model = elias.Elias.from_pretrained(run, device=device, world=world)
@@ -140,7 +140,10 @@ def evaluate(
 def _recall_by_decile(
     predictions: elias.Predictions, truth: csr_matrix, frequencies: NDArray[np.int64] | None
 ) -> list[float]:
-    """Return the contribution of each label decile to R@100, or nothing for few labels."""
+    """Return the contribution of each label decile to R@100.
+
+    The list is empty if there are few labels, or if their frequencies are not known.
+    """
     from elias.metrics import recall_by_decile
 
     if frequencies is None or len(frequencies) < _MIN_FOR_DECILES:
@@ -264,7 +267,7 @@ def _check_broader(model: elias.Elias) -> None:
 def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
     """Read a table whose first two columns are a label (id or name) and the set it belongs to.
 
-    The first row may be a header: rows whose label the model does not have are left out.
+    Rows whose label the model does not have are left out, so the table may have a header.
     """
     from elias.data.load import detect_file
     from elias.data.readers.base import ReadOptions
@@ -282,7 +285,7 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
         if label is not None:
             sets.setdefault(name, []).append(label)
     if not sets:
-        raise DataError(f"{path}: the model has none of its labels, such as {pairs[-1][0]!r}")
+        raise DataError(f"{path}: the model has none of these labels, such as {pairs[-1][0]!r}")
     if unknown := matches[1:].count(None):
         console.note(f"{path}: the model does not have {unknown:,} of its labels")
     return sets
@@ -320,7 +323,7 @@ def _read_predictions(
     predictions = read_predictions(file, model.n_labels, model.label_names)
     if len(predictions) != n_points:
         raise DataError(
-            f"{file}: predictions for {len(predictions):,} points, but the {split} split has "
+            f"{file}: has predictions for {len(predictions):,} points, but the {split} split has "
             f"{n_points:,}; give predictions for this split of the corpus"
         )
     return predictions
@@ -354,7 +357,7 @@ def calibrate(
     reading: options.CorpusOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Turn a model's scores into calibrated probabilities, on points it was not trained on."""
+    """Calibrate the probabilities of a model on points that it was not trained on."""
     from elias.persistence.hub import hub_id
     from elias.persistence.manifest import model_folder
     from elias.rerank.probabilities import fit_probabilities, measure_probabilities
@@ -396,7 +399,7 @@ def calibrate(
 
 
 def _fitted_on(model: elias.Elias, corpus: elias.Corpus, split: str, component: str) -> bool:
-    """Return whether ranker or calibration of a model were fitted on the points of a split."""
+    """Return whether the ranker or the calibration was fitted on the points of a split."""
     trained_on = model.metadata.get("data", {}).get("splits", {}).get("train", {}).get("points")
     is_ranked = component != model.components[0]
     return split == "validation" and is_ranked and trained_on == len(corpus.train)
@@ -409,9 +412,10 @@ def _note_fitted_points(
     split: str,
     component: str,
 ) -> None:
-    """Print a note if metrics are too high because the ranker was fitted on the same points.
+    """Print a note if the ranker or the calibration was fitted on the measured points.
 
-    Training recorded the metrics of the same points by cross-fitting, which is not biased.
+    Such metrics are too high. The note compares them with the metrics that training computed for
+    the same points by cross-fitting, which have no such bias.
     """
     if not _fitted_on(model, corpus, split, component):
         return
@@ -419,9 +423,9 @@ def _note_fitted_points(
     for name, value in recorded.items():
         if value is not None and metrics.get(name, 0.0) > value + _SAME:
             console.note(
-                "ranker or calibration were fitted on these points, so the figures are too high: "
-                f"{name} is {metrics[name]:.2f}, but {value:.2f} if fitted on other points, as "
-                "measured in training"
+                "the ranker or the calibration was fitted on these points, so the metrics are too "
+                f"high: {name} is {metrics[name]:.2f}, but training measured {value:.2f} by "
+                "cross-fitting"
             )
             return
 

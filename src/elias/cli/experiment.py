@@ -89,7 +89,9 @@ class Experiment:
             "--seeds": self.seeds,
         }
         if conflicts := [option for option, value in training.items() if value]:
-            raise ConfigError(f"{conflicts[0]} has no effect on a trained --model; leave one out")
+            raise ConfigError(
+                f"{conflicts[0]} has no effect on a trained --model; leave out one of them"
+            )
         model = elias.Elias.from_pretrained(path, device=self.device)
         corpus = self.reading.read_as_trained(self.data, model, test_size=self.test_size or 0)
         if self.test_size is None and list(corpus.splits) == ["train"]:
@@ -143,7 +145,7 @@ def ablation(
     ] = False,
     experiment: Experiment,
 ) -> None:
-    """Measure the gain of stages, ranker, calibration, names and ensemble (Tables 3 and 8)."""
+    """Measure the gain of each component, the ensemble and the learned index (Tables 3 and 8)."""
     setting = experiment.setting()
 
     from elias.experiments import ablation as plan_ablation
@@ -161,15 +163,17 @@ def compare(
     peer_python: Annotated[
         list[str] | None,
         Option(
-            metavar="PEER=PATH", help="Python with omikuji or pecos, e.g. pecos=PATH; repeatable."
+            metavar="PEER=PATH",
+            help="Python that has omikuji or pecos, e.g. pecos=PATH; repeatable.",
         ),
     ] = None,
     ranker_features: Annotated[
-        bool, Option("--ranker-features", help="Also run the peers on the ranker's features.")
+        bool,
+        Option("--ranker-features", help="Also train omikuji and PECOS on the ranker's features."),
     ] = False,
     experiment: Experiment,
 ) -> None:
-    """Compare with one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
+    """Compare ELIAS with one-vs-all, nearest neighbours, omikuji and PECOS (Tables 1 and 2)."""
     from elias.experiments.compare import parse_interpreters
 
     interpreters = parse_interpreters(peer_python or [])
@@ -197,7 +201,7 @@ def sweep(
     component: Component = None,
     experiment: Experiment,
 ) -> None:
-    """Vary one parameter (Table 7).
+    """Measure a model for several values of one parameter (Table 7).
 
     A model is trained for each value, except for beam and shortlist, which need only one model.
     """

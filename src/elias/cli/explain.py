@@ -62,7 +62,7 @@ def explain(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Show why a model predicts its labels: words, clusters, edges and the factors of a score."""
+    """Show the words, clusters, edges and score factors that lead to the labels of a text."""
     from elias.data.readers.files import sanitize
 
     words = text != str(STDIN) if words is None else words
@@ -130,7 +130,7 @@ def _label_table(explanation: elias.Explanation, *, averaged: bool) -> Table:
 
     Args:
         explanation: The explanation of the text.
-        averaged: Whether the score is the mean of several members and therefore not p.
+        averaged: Whether the score is the mean of several members, and therefore differs from p.
     """
     from rich import box
     from rich.table import Table

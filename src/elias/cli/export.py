@@ -20,21 +20,21 @@ def export(
         Path, Argument(metavar="OUT", help="The ONNX file, or the folder of --compact, to write.")
     ],
     compact: Annotated[
-        bool, Option("--compact", help="Write a model folder, about a third of the size.")
+        bool, Option("--compact", help="Write a model folder of about a third of the size.")
     ] = False,
     top_k: Annotated[
         int | None,
-        Option("-k", "--top-k", min=1, help="ONNX: maximum labels per text (default: 100)."),
+        Option("-k", "--top-k", min=1, help="Maximum labels per text in ONNX (default: 100)."),
     ] = None,
     int8: Annotated[
         bool,
-        Option("--int8", help="ONNX: store weights in 8 bits: smaller, slightly less accurate."),
+        Option("--int8", help="Store ONNX weights in 8 bits (smaller, slightly less accurate)."),
     ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Export the encoder and the search as one ONNX file with tokenizer and labels.
 
-    Ranker, calibration and probabilities are not exported, so the file ranks by the last stage.
+    Ranker, calibration and probabilities are not exported, so labels are ranked by the last stage.
 
     With --compact, write a smaller model folder with all components instead.
     """

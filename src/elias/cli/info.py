@@ -26,7 +26,7 @@ def info(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Describe a saved model: sizes, training, metrics."""
+    """Show the sizes, the training and the metrics of a saved model."""
     if verify:
         _verify(model, as_json=as_json)
         return
@@ -193,7 +193,7 @@ def report(
     reading: options.CorpusOptions,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Write an HTML report of a run: metrics, the paper's figures, examples, settings, times."""
+    """Write an HTML report of a run with metrics, the paper's figures, examples and settings."""
     from elias.report.report import write_report
 
     columns = {name: value for name, value in reading.arguments().items() if value is not None}
@@ -203,7 +203,7 @@ def report(
 
 
 def presets(as_json: options.AsJson = False) -> None:
-    """List the presets: purpose, encoder, epochs of each stage."""
+    """List the presets with their purpose, encoder and epochs."""
     configs = {name: EliasConfig.preset(name) for name in preset_names()}
     if as_json:
         summaries = {

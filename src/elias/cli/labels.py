@@ -26,12 +26,12 @@ Label = Annotated[str, Argument(metavar="LABEL", help="Name, id or number of a l
 def list_labels(
     model: options.ModelPath,
     search: Annotated[
-        str, Option(metavar="WORDS", help="Only labels named with these words.")
+        str, Option(metavar="WORDS", help="List only labels whose names contain these words.")
     ] = "",
     limit: Annotated[int | None, Option(min=1, help="Maximum number of labels.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object per label.")] = False,
 ) -> None:
-    """List the labels: number, training points, name, id."""
+    """List the labels with their number, training points, name and id."""
     from elias.inference.explain import LabelSearch
 
     loaded = elias.Elias.from_pretrained(model, device="cpu")
@@ -111,7 +111,8 @@ def merge(
 def remove(
     model: options.ModelPath,
     labels: Annotated[
-        list[str], Argument(metavar="LABEL...", help="Names, ids or numbers; @FILE: one per line.")
+        list[str],
+        Argument(metavar="LABEL...", help="Names, ids or numbers, or @FILE with one per line."),
     ],
     out: NewModel,
     overwrite: options.Overwrite = False,

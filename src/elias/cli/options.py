@@ -25,8 +25,10 @@ from elias.config.io import merge, parse_override, preset_tree, read_tree
 DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
-TextColumn = Annotated[str | None, Option(metavar="COLUMN", help="Text column(s): title,abstract.")]
-Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of DATA: cp1252, utf-16, …")]
+TextColumn = Annotated[
+    str | None, Option(metavar="COLUMN", help="Text columns, e.g. title,abstract.")
+]
+Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of DATA, e.g. cp1252.")]
 TestSize = Annotated[
     float | None,
     Option(
@@ -41,7 +43,8 @@ DeviceName = Annotated[
 Component = Annotated[
     str | None,
     Option(
-        metavar="NAME", help="Last component: stage2, rerank, calibrate or names (default: all)."
+        metavar="NAME",
+        help="Last component to use: stage2, rerank, calibrate or names (default: all).",
     ),
 ]
 TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Number of labels per text.")]
@@ -62,11 +65,11 @@ class _PlainFlags:
 
 
 class Command(_PlainFlags, TyperCommand):
-    """A command whose help shows flags plainly."""
+    """A command whose help shows flags without ``<bool>``."""
 
 
 class Group(_PlainFlags, TyperGroup):
-    """A group of commands whose help shows flags plainly."""
+    """A group of commands whose help shows flags without ``<bool>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,14 @@ class ConfigOptions:
         str | None, Option(metavar="NAME", help="Preset to use; see elias presets.")
     ] = None
     config_file: Annotated[
-        Path | None, Option("--config", metavar="FILE", help="TOML, or the config.json of a run.")
+        Path | None, Option("--config", metavar="FILE", help="TOML file, or config.json of a run.")
     ] = None
     encoder: Annotated[
         str | None, Option(metavar="MODEL", help="bag, minilm, a folder or a hub id.")
     ] = None
     changes: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Set a key: index.beta=75; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. index.beta=75; repeatable."),
     ] = None
 
     def build(self) -> EliasConfig:
@@ -119,7 +122,7 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Keep rows with equal cells in one split (default: near-duplicate texts).",
+            help="Keep rows with the same value in one split (default: near-duplicate texts).",
         ),
     ] = None
     no_header: Annotated[
@@ -130,7 +133,7 @@ class CorpusOptions:
         Path | None, Option(metavar="FILE", help="Label table, or SKOS vocabulary.")
     ] = None
     language: Annotated[
-        str | None, Option(metavar="CODE", help="Language of the label names: en.")
+        str | None, Option(metavar="CODE", help="Language of label names, e.g. en.")
     ] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class CorpusOptions:
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options for reading a file: the given ones, or those of the training data."""
+    """Return the options for reading a file. Missing ones are taken from the training data."""
     from elias.data.load import reading_options
 
     options = reading_options(path, settings, columns)

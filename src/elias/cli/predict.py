@@ -32,15 +32,20 @@ CHUNK = 1024
 def predict(
     model: options.ModelPath,
     texts: Annotated[
-        Path, Argument(metavar="[FILE|-]", help="Lines of text, or a table; stdin if omitted or -.")
+        Path, Argument(metavar="[FILE|-]", help="Text file or table; if omitted or -, read stdin.")
     ] = STDIN,
     top_k: Annotated[
         int | None,
-        Option("-k", "--top-k", min=1, help="Labels per text (default: 5; with --threshold 100)."),
+        Option(
+            "-k", "--top-k", min=1, help="Labels per text (default: 5, or 100 with --threshold)."
+        ),
     ] = None,
     threshold: Annotated[
         str | None,
-        Option(metavar="P|TARGET", help="Minimum probability: 0.3, f1, macro-f1, precision=0.8."),
+        Option(
+            metavar="P|TARGET",
+            help="Minimum probability, e.g. 0.3, or rule: f1, macro-f1, precision=0.8.",
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -72,7 +77,10 @@ def predict(
     overwrite: options.Overwrite = False,
     as_json: Annotated[
         bool | None,
-        Option("--json/--table", help="Output (default: a table on a terminal, otherwise JSON)."),
+        Option(
+            "--json/--table",
+            help="Print JSON or a table (default: table on a terminal, else JSON).",
+        ),
     ] = None,
     device: options.DeviceName = "auto",
 ) -> None:

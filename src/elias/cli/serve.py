@@ -30,13 +30,16 @@ def serve(
         Option(metavar="URL", help="Origin of web pages that may use the server; repeatable."),
     ] = None,
     workers: Annotated[
-        int, Option(min=1, max=256, help="Processes; they share one copy of the weights.")
+        int,
+        Option(min=1, max=256, help="Number of processes, which share one copy of the weights."),
     ] = 1,
     api_key_file: Annotated[
-        Path | None, Option(metavar="FILE", help="Require one of these API keys, one per line.")
+        Path | None,
+        Option(metavar="FILE", help="Require one of the API keys in this file, one per line."),
     ] = None,
     examples: Annotated[
-        Path | None, Option(metavar="FILE", help="Example texts for the page, one per line.")
+        Path | None,
+        Option(metavar="FILE", help="File with example texts for the page, one per line."),
     ] = None,
     limits: Limits,
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,

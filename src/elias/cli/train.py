@@ -46,13 +46,13 @@ def train(
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Estimate memory and time and exit.")
+        bool, Option("--dry-run", help="Estimate memory and time, and exit.")
     ] = False,
     as_json: Annotated[
         bool, Option("--json", help="With --dry-run: print all settings as JSON.")
     ] = False,
     ignore_memory: Annotated[
-        bool, Option("--ignore-memory", help="Start even if memory seems short.")
+        bool, Option("--ignore-memory", help="Train even if memory seems too small.")
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
@@ -63,7 +63,7 @@ def train(
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
     if as_json and not dry_run:
-        raise ConfigError("--json: only with --dry-run, to print the settings")
+        raise ConfigError("--json: prints the settings only with --dry-run; add --dry-run")
     if init_from is not None and configuration.encoder is not None:
         raise ConfigError("--init-from: uses the encoder of the saved model; leave out --encoder")
 
@@ -259,7 +259,10 @@ def tune(
     ] = None,
     space: Annotated[
         Path | None,
-        Option(metavar="FILE", help="TOML file with the search space (default: by encoder)."),
+        Option(
+            metavar="FILE",
+            help="TOML file with the search space (default: depends on the encoder).",
+        ),
     ] = None,
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
