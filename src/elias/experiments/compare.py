@@ -127,7 +127,7 @@ def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
 
 
 def _neighbours_task(models: Models) -> Task:
-    """Return the task that measures nearest neighbours. They do not depend on a seed."""
+    """Return the task that measures the nearest-neighbour baseline, which needs no seed."""
     setting = models.setting
 
     def measure() -> list[Row]:
@@ -173,7 +173,7 @@ def _point_features(setting: Setting, kind: str) -> tuple[Timed, Timed]:
 
 
 class PeerFailedError(Exception):
-    """Raised if a peer exits with an error. The message is its last line of output."""
+    """Raised if a peer exits with an error. The message is the peer's last line of output."""
 
 
 def parse_interpreters(options: list[str]) -> dict[str, Path]:

@@ -100,7 +100,7 @@ class TrainedModel:
         return total
 
     def megabytes(self, component: str) -> float:
-        """Return the size of the model files. For a stage, the ranker is not counted."""
+        """Return the size of the model files in MB. Leave out the ranker if measuring a stage."""
         folder, is_stage = self.folder / MODEL_FOLDER, component == self.model.components[0]
         files = {path for path in folder.rglob("*") if path.is_file()}
         files -= set((folder / RANKER_FOLDER).rglob("*")) if is_stage else set()
@@ -145,7 +145,7 @@ class Models:
         if is_finished and self._stored_config(name) == model_settings(config.to_dict()):
             model = Elias.from_pretrained(folder, device=setting.device)
             if model.metadata.get("corpus") == setting.data["fingerprint"]:
-                logger.info("%s: already finished, loaded", folder)
+                logger.info("%s: is already trained; loading it", folder)
             elif setting.overwrite:
                 model = None
             else:
@@ -170,7 +170,7 @@ class Models:
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
         """Return the metrics of predictions for the test points, in percent.
 
-        Pairs that the filters of the test split exclude are dropped first.
+        Predicted labels that the filters of the test split exclude are dropped first.
         """
         config, corpus = self.setting.config, self.setting.corpus
         test = corpus.split("test")
@@ -203,7 +203,7 @@ class Models:
     def _costs(
         self, trained: Sequence[TrainedModel], component: str, until: str | None = None
     ) -> dict[str, float]:
-        """Return the costs of a component of one model, or of all members of an ensemble.
+        """Return training time and, if `timed`, prediction time and size, summed over models.
 
         If ``until`` is given, count only the training time up to this component.
         """
@@ -256,7 +256,7 @@ class Models:
     ) -> Task:
         """Return the task that trains and measures a variant of the model.
 
-        ``make`` derives the configuration of the variant from that of the experiment.
+        ``make`` derives the configuration of the variant from the configuration of the experiment.
         """
         corpus, run = self.setting.corpus, run_name(name, seed)
         config = resolve_config(make(self.setting.seeded(seed)), corpus)
@@ -273,8 +273,8 @@ class Models:
     def full_model_tasks(self, seed: int, members: int, titles: Mapping[str, str]) -> list[Task]:
         """Return a task for each member of the full model, then a task for the ensemble.
 
-        There is a row for each component of the saved model and, unless `timed`, for each earlier
-        stage.
+        Each member has a row for each component of its saved model and, unless `timed`, for each
+        earlier stage.
 
         Args:
             seed: Seed of the first member.
@@ -310,7 +310,7 @@ class Models:
     def _ensemble_rows(
         self, configs: Mapping[str, ResolvedConfig], seed: int, title: str
     ) -> list[Row]:
-        """Measure the mean of the members, with and without label names."""
+        """Measure the mean of the members' predictions, with and without label names."""
         trained = [self.get(run, config) for run, config in configs.items()]
         test, components = self.setting.corpus.split("test"), trained[0].model.components
         measured = [CALIBRATE, NAMES] if NAMES in components else components[-1:]
@@ -352,9 +352,9 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
     """Return the configuration of a one-vs-all model, trained in a single stage.
 
     Encoder, seed, ranker and evaluation are unchanged. Batch size, encoder learning rate and
-    classifier initialisation are those of the first stage of ``config``. The number of epochs is
-    the total of its stages, if they set it. The loss is summed over labels, because the gradients
-    of a mean over all labels would be smaller than the ε of AdamW.
+    classifier initialisation are taken from the first stage of ``config``. The number of epochs is
+    the total over all stages, if every stage sets it. The loss is summed over labels, because the
+    gradients of a mean over all labels would be smaller than the ε of AdamW.
 
     >>> from elias import EliasConfig
     >>> variant = one_vs_all(EliasConfig.preset("lf-amazontitles-131k"))

@@ -64,10 +64,10 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Resolve the configuration for a corpus. By default, use the configured seed.
+        """Resolve the configuration for a corpus. ``seeds`` default to the configured seed.
 
         Unlike `train`, an experiment trains an index even for few labels (unless ``index.kind`` is
-        ``all``), and drops no stage or component that does not help.
+        ``all``), and keeps stages and components that do not help.
 
         Raises:
             DataError: If the corpus has no test points.
@@ -126,7 +126,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a table with the mean of all rows of the same name (seeds, ensemble members)."""
+    """A line of a table: the mean over all rows (seeds or ensemble members) of the same name."""
 
     name: str
     title: str
@@ -223,7 +223,7 @@ class Table:
 
 
 def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Markup:
-    """Plot a row for each line that has metrics, with a dot for each metric."""
+    """Return a plot with a row for each table line that has metrics, and a dot for each metric."""
     shown = [line for line in lines if line.mean]
     described = "; ".join(
         f"{line.title}: {', '.join(f'{key} {line.mean[key]:.2f}' for key in metrics)}"

@@ -90,7 +90,8 @@ class Parameter:
             if not low <= value <= high:
                 top = "" if high == math.inf else f" and at most {high:g}"
                 raise ConfigError(
-                    f"--values: {self.symbol} must be at least {low:g}{top} here, not {value:g}"
+                    f"--values: {self.symbol} must be at least {low:g}{top} for this model, "
+                    f"not {value:g}"
                 )
             if self.whole and value != int(value):
                 raise ConfigError(f"--values: {self.symbol} must be a whole number, not {value:g}")
@@ -157,7 +158,7 @@ def sweep(
     """Plan the sweep of a parameter.
 
     Args:
-        setting: Configuration, corpus, seeds and folder. Of an ensemble, only the first member is
+        setting: Configuration, corpus, seeds and folder. Only the first member of an ensemble is
             used.
         parameter: ``lambda``, ``kappa``, ``alpha``, ``beta``, ``beam`` or ``shortlist``.
         values: Values to try; by default several around the configured value.
@@ -225,7 +226,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Plot metrics by value, as differences to the value nearest to the configured one."""
+    """Plot each metric by value, minus the metric at the value nearest to the configured one."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))
@@ -263,7 +264,7 @@ class PruneRule:
         """Check the limit."""
         if self.by == THRESHOLD and not 0 <= self.limit <= 1:
             raise ConfigError(
-                f"a threshold must be in [0, 1], as edge scores are, not {self.limit:g}"
+                f"a threshold must be in [0, 1], the range of edge scores, not {self.limit:g}"
             )
         if self.by == TOP_K and (self.limit < 1 or self.limit != int(self.limit)):
             raise ConfigError(
@@ -283,7 +284,7 @@ class PruneRule:
         return f"ŝ ≥ {self.limit:g}" if self.limit else "all"
 
     def apply(self, model: Elias) -> tuple[Elias, EdgeCount]:
-        """Prune a model and return it with its edge counts."""
+        """Return a pruned model, and the numbers of edges before and after pruning."""
         if self.by == THRESHOLD:
             return prune_edges(model, threshold=self.limit)
         return prune_edges(model, top_k=int(self.limit))
@@ -303,9 +304,9 @@ def prune(
     """Plan the pruning of the edges of a model.
 
     Args:
-        setting: Configuration (that of ``model`` if given), corpus, seeds and folder.
+        setting: Configuration (of ``model``, if given), corpus, seeds and folder.
         model: A trained model to prune. If None, one model is trained for each seed.
-        thresholds: Lowest edge scores to keep; by default those of the paper.
+        thresholds: Lowest edge scores to keep; by default the thresholds of the paper.
         tops: Numbers of edges to keep per cluster; by default the fractions of κ in the paper.
         component: The component to measure; by default the last stage.
     """

@@ -37,7 +37,9 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError:
-    raise ConfigError("tuning needs Optuna: pip install 'elias-xmc[tune]'") from None
+    raise ConfigError(
+        "tuning needs Optuna; install it with pip install 'elias-xmc[tune]'"
+    ) from None
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
@@ -165,8 +167,9 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         ):
             return kind, options
     raise ConfigError(
-        "write { range = [low, high] }, { values = [a, b] } without lists, or, if the default is a "
-        f"number other than 0, multiples of it as {{ factor = [low, high] }}, not {rule!r}"
+        "write { range = [low, high] }, { values = [a, b] } (no value may be a list) or, if the "
+        "default is a number other than 0, { factor = [low, high] } for multiples of the default, "
+        f"not {rule!r}"
     )
 
 
@@ -296,8 +299,8 @@ def tune(
         out: Folder of the results.
         space: TOML file with a search space; by default `default_space`.
         trials: Total number of trials of the study, including those of earlier calls.
-        seconds: Time limit for this call. When it is reached, the current trial stops after its
-            epoch. The first trial always finishes.
+        seconds: Time limit for this call. When it is reached, the trial stops at the end of the
+            current epoch. The first trial always finishes.
         device: ``auto`` uses a GPU if there is one.
         overwrite: Replace an earlier study in ``out``.
 
@@ -365,7 +368,7 @@ def _set_log_level(level: int) -> None:
 def _open_study(
     path: Path, inputs: Mapping[str, Any], seed: int, *, overwrite: bool
 ) -> Iterator[optuna.Study]:
-    """Create or load the study in a file. Raise a `RunError` if it has other inputs."""
+    """Create or load the study in a file. Raise a `RunError` if its inputs were different."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     remedy = "use --overwrite or another --out"
     if overwrite:
