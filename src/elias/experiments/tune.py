@@ -167,7 +167,7 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         ):
             return kind, options
     raise ConfigError(
-        "write { range = [low, high] }, { values = [a, b] } (no value may be a list) or, if the "
+        "write { range = [low, high] }, { values = [a, b] } (single values, not lists) or, if the "
         "default is a number other than 0, { factor = [low, high] } for multiples of the default, "
         f"not {rule!r}"
     )

@@ -128,7 +128,7 @@ class Plot:
         self._marks.append(draw)
 
     def bars(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add the bars of each group over the categories of the x axis, except for NaN.
+        """Add a bar for each group and category of the x axis, unless its value is NaN.
 
         If there is only one group, the value of each bar is written above it.
         """
@@ -146,7 +146,7 @@ class Plot:
         self._marks.append(draw)
 
     def boxes(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add a box plot of each group over the categories of the x axis, except for NaN.
+        """Add a box for each group and category of the x axis, unless its values are NaN.
 
         A group has five increasing quantiles for each category: the ends of the whiskers, the ends
         of the box and, in the middle, the median.
@@ -177,7 +177,7 @@ class Plot:
     def _slots(
         self, x: Scale, groups: Mapping[str, NDArray[np.float64]]
     ) -> Iterator[tuple[int, str, Any, float, float]]:
-        """Yield the series, name, value, left edge and width of each finite value."""
+        """Yield the series, name, value, left edge and width of each bar or box to draw."""
         width = 0.76 * (x(1) - x(0)) / len(groups)
         for series, (name, values) in enumerate(groups.items()):
             for i, category in enumerate(self.x.categories or ()):
@@ -200,7 +200,7 @@ class Plot:
         self._marks.append(draw)
 
     def dots(self, name: str, values: Sequence[float], spreads: Sequence[float]) -> None:
-        """Add a dot in each category of the y axis, with a thin line for ± its spread."""
+        """Add a dot for each category of the y axis, and a line that shows its spread."""
         series = len(self._legend)
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:

@@ -118,7 +118,7 @@ def _target(run: Path, out: Path | None) -> Path:
 
 
 def _run_folder(folder: Path) -> Path | None:
-    """Return the folder of the run, given this folder or its model folder, or None."""
+    """Return the run folder for a run folder or its model folder, or None if there is no run."""
     run = folder.parent if folder.name == MODEL_FOLDER else folder
     return next((path for path in (folder, run) if (path / METRICS_FILE).exists()), None)
 
@@ -342,7 +342,7 @@ def recall_values(
 def group_values(
     model: Elias, predictions: Predictions, split: Split, frequencies: Ints
 ) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Return the header and the rows of the weakest groups of labels, by kind of group."""
+    """Return a table (header and rows) of the weakest groups of labels for each kind of group."""
     kinds = {"training points": frequency_groups(frequencies)}
     if model.label_table.broader is not None:
         kinds["broader label"] = model.label_table.broader_groups()
@@ -409,7 +409,7 @@ def decision_values(assigned: Predictions, truth: csr_matrix, frequencies: Ints)
 
 
 def _reliability_values(predictions: Predictions, truth: csr_matrix) -> dict[str, Any]:
-    """Return the share of relevant labels by predicted probability, raw and calibrated."""
+    """Return the share of relevant labels by raw score and by calibrated probability."""
     axes = Axis("predicted probability", 0.0, 1.0), Axis("share that is relevant", 0.0, 1.0)
     plot = Plot("Reliability diagram", *axes)
     plot.line("perfect calibration", [0.0, 1.0], [0.0, 1.0])
@@ -443,7 +443,7 @@ def size_values(edges: csr_matrix, best: Ints) -> dict[str, Any]:
 
 
 def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) -> dict[str, Any]:
-    """Return edge scores by rank and above thresholds (Fig. 3, 7a), and clusters per label."""
+    """Return figures of the edge scores (Fig. 3 and 7a) and of the clusters per label (Fig. 7b)."""
     ranked = statistics.ranked_edge_scores(edges)
     mean, n_edges = ranked.mean(axis=0), ranked.shape[1]
     axes = Axis("rank of the edge", 1.0, max(n_edges, 2.0)), Axis("edge score ŝ", 0.0, 1.0)
@@ -486,7 +486,7 @@ _CLUSTER_COLOURS = (0, 2, 3, 1, 5)
 
 
 def map_values(maps: LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
-    """Return t-SNE maps of labels in several clusters and in one (Fig. 8 and 9)."""
+    """Return t-SNE maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9)."""
 
     def panel(shown: LabelMap) -> dict[str, Any]:
         name = label_names[shown.label]

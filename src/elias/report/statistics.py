@@ -106,7 +106,7 @@ class TrueScores:
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the probabilities of true labels by decile, or scores if there are none (Fig. 4)."""
+    """Return the probabilities (or else the scores) of true labels by label decile (Fig. 4)."""
     deciles = label_deciles(frequencies)
     hits = relevant_candidates(predictions.ids, truth)  # (n, k)
     values = predictions.scores if predictions.probabilities is None else predictions.probabilities
@@ -199,7 +199,7 @@ class LabelMap:
 
 @dataclass(frozen=True, slots=True)
 class LabelMaps:
-    """Maps of labels in several clusters (Fig. 8) and in one (Fig. 9), and label spreads."""
+    """Maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9), with spreads."""
 
     several: tuple[LabelMap, ...]
     one: tuple[LabelMap, ...]
@@ -209,7 +209,7 @@ class LabelMaps:
 
 
 def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:
-    """Map random labels in several clusters and in one, and compute spreads (Fig. 8 and 9)."""
+    """Map random labels in several clusters (Fig. 8) and in one (Fig. 9), and compute spreads."""
     assigned = (edges > ASSIGNED).tocsc()
     by_label, by_cluster = sample.labels.tocsc(), sample.members.tocsc()
     n_clusters, n_points = np.diff(assigned.indptr), np.diff(by_label.indptr)

@@ -73,7 +73,7 @@ class ServedModel:
         self.examples = list(examples) or self._frequent_labels()
 
     def _frequent_labels(self) -> list[str]:
-        """Return the names of the most frequent labels, or of the first labels if unknown."""
+        """Return names of the most frequent labels, or the first names if no counts are known."""
         reranker = self.model.reranker
         if reranker is None:
             return list(map(str, self.model.label_names[:_N_EXAMPLES]))
@@ -289,7 +289,7 @@ class Backend:
         return min(self.settings.limits.max_batch, max(_MIN_BATCH[kind], fitting))
 
     def _take(self, waiting: _Waiting, max_texts: int) -> tuple[_Waiting, Job]:
-        """Return the next texts of a job as a smaller job. Remove the job if none are left."""
+        """Return the next texts of a job as a smaller job. Remove the job if it has no more."""
         start = waiting.n_taken
         part = replace(waiting.job, texts=waiting.job.texts[start : start + max_texts])
         waiting.n_taken += len(part.texts)
@@ -340,11 +340,11 @@ class Backend:
         self.metrics.loaded_at.set(loaded.loaded_at)
         self.metrics.workers.set(1)
         seconds, n_labels = time.perf_counter() - start, loaded.model.n_labels
-        logger.info("%s: %d labels, loaded in %.1f s", self.settings.model, n_labels, seconds)
+        logger.info("%s: loaded %d labels in %.1f s", self.settings.model, n_labels, seconds)
         await asyncio.to_thread(_free_memory)
 
     async def reload(self) -> bool:
-        """Reload the model and return whether this succeeded. On failure, keep the old model."""
+        """Reload the model and return whether this succeeded. If not, keep the old model."""
         try:
             await self.load()
         except (EliasError, OSError, MemoryError) as error:

@@ -135,7 +135,7 @@ class PathStep(_Response):
 
 
 class WordEffect(_Response):
-    """The effect of the word from ``start`` to ``end``: the score minus the score without it."""
+    """How much higher the score is with the word from ``start`` to ``end`` than without it."""
 
     start: int
     end: int

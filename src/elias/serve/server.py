@@ -252,8 +252,8 @@ class _Supervisor:
             self._failed_loads += 1
             self._next_start = now + delay
             logger.warning(
-                "worker %d could not load the model, the others continue; retry in %g s or on "
-                "SIGHUP: %s",
+                "worker %d could not load the model; the other workers continue, and a new one "
+                "starts in %g s or on SIGHUP: %s",
                 *(worker.pid, delay, error),
             )
             return

@@ -1,4 +1,4 @@
-"""Settings of a server, checked before anything starts."""
+"""Settings of a server, which are checked before the server starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Limits:
     """Larger request bodies get status 413."""
     max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = 32
     max_queue: Annotated[
-        int, Option(min=1, help="Waiting texts per worker; if exceeded, status 429.")
+        int, Option(min=1, help="Waiting texts per worker; further requests get status 429.")
     ] = 512
     max_connections: Annotated[int, Option(min=1, help="Open connections per worker.")] = 1000
     """If exceeded, the connection that has been idle for longest is closed."""
@@ -92,7 +92,7 @@ class ServeSettings:
     """Folder where several workers share their metrics; None for a single worker."""
 
     def __post_init__(self) -> None:
-        """Check names and origins, and that a server for other machines has names or keys."""
+        """Check host names and origins. A server for other machines needs host names or keys."""
         for name in self.host_names:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(
