@@ -50,20 +50,15 @@ class Candidates:
     """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
     """(n, D) φ(x) if the ranker or added labels use it, else None."""
-    channel: NDArray[np.int8] | None = None
-    """(n, k) number of the retrieval method that proposed each candidate, or None if there is only
-    one, the search."""
 
     def top(self, k: int) -> Candidates:
         """Return the best ``k`` candidates of each point."""
-        channel = None if self.channel is None else self.channel[:, :k]
-        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
+        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding)
 
     def take(self, rows: NDArray[np.bool_] | slice) -> Candidates:
         """Return the candidates of some points, given by a mask or a slice."""
         embedding = None if self.embedding is None else self.embedding[rows]
-        channel = None if self.channel is None else self.channel[rows]
-        return Candidates(self.ids[rows], self.scores[rows], embedding, channel)
+        return Candidates(self.ids[rows], self.scores[rows], embedding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,8 +64,9 @@ class RerankConfig:
     """Combine the scores of model and ranker by decision trees T (appendix C.2), which are fitted
     on the validation points, if there are any."""
     names: bool = True
-    """Also fit trees that use the similarity of text and label name as a further feature, and rank
-    by their scores. Not in the paper. This needs texts, and label names that are words."""
+    """Also fit trees that use the similarity of text and label name as a further feature, add the
+    50 labels of the most similar names to the candidates, and rank by the scores of these trees.
+    Not in the paper. This needs texts, and label names that are words."""
     trees: int = 40
     """Number of trees that T averages. Each tree is fitted on its own random sample of the points,
     and each node can use a random half of the features. With 1, as in the paper, the tree uses all

@@ -25,7 +25,13 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import ConfigError, DataError
-from elias.inference.predict import SearchOptions, add_embedding, predict, tokenize
+from elias.inference.predict import (
+    SearchOptions,
+    add_embedding,
+    predict,
+    search_member,
+    tokenize,
+)
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.batched import embed_all
@@ -186,7 +192,8 @@ class ExplainedLabel:
     probability: float | None = None
     """The probability that the label is relevant, or None if the model has no probabilities."""
     p: float
-    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the search."""
+    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the search. It is 0 if the search did not propose the
+    label to the ranker, but its name did."""
     classifier_score: float
     """σ(w_ℓ·φ + bias_ℓ), the score of the label's classifier."""
     path_score: float
@@ -329,6 +336,10 @@ def explain(
     if isinstance(model, OneVsAll):  # scores all labels without paths
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, Array] = {}
+    if explained.reranker is not None and explained.reranker.n_proposed:
+        found = search_member(explained, tokens, explained.components, SearchOptions(top_k)).ids
+        found = found[:, : explained.config.rerank.candidates]
+        traced = _only_found(traced, (predictions.ids[:, :, None] == found[:, None]).any(axis=2))
     if explained.reranker is not None:
         candidates = Candidates(predictions.ids, traced.p.numpy())
         if explained.config.rerank.embedding != "none":
@@ -407,6 +418,16 @@ def _added_factors(
             "name_coverage": None if coverage is None else float(coverage[row, best]),
         }
     return factors
+
+
+def _only_found(traced: LabelPaths, found: Array) -> LabelPaths:
+    """Return the paths without those to labels (B, k) that only their names proposed."""
+    lost = torch.from_numpy(~found)
+    return traced._replace(
+        path_scores=traced.path_scores.masked_fill(lost.unsqueeze(2), 0),
+        n_paths=traced.n_paths.masked_fill(lost, 0),
+        p=traced.p.masked_fill(lost, 0),
+    )
 
 
 def _paths(traced: LabelPaths, row: int, label: int) -> tuple[LabelPath, ...]:

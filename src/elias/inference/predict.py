@@ -27,7 +27,7 @@ from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
-from elias.rerank.reranker import CALIBRATE, NAMES
+from elias.rerank.reranker import RERANK
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
@@ -52,6 +52,8 @@ MERGED_LABELS = 100
 """Minimum number of labels per member that an ensemble averages, even if ``top_k`` is lower."""
 MAX_RANKED_CHOICES = 10_000
 """Maximum size of the shortlist if it is enlarged to hold all labels given by ``only``."""
+_POWER_OF_CHANCE = 2.5
+"""q is about the probability of relevance to this power, as measured on held-out points."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
 FEW_TEXTS = 16
 """Maximum number of texts for which a bag encoder and its search use a single thread."""
@@ -137,7 +139,9 @@ def predict_member(
     encoder = member.model.encoder
     tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member)
     candidates = search_member(member, tokens, components, options)
-    ranked = rank_candidates(member, candidates, inputs, components, options.top_k)
+    ranked = rank_candidates(
+        member, candidates, inputs, components, options.top_k, blocked=options.blocked
+    )
     if member.added is None:
         return ranked
     phi = candidates.embedding if member.first_encoder is None else None
@@ -230,6 +234,7 @@ def rank_candidates(
     components: Sequence[str],
     top_k: int,
     psi: csr_matrix | None = None,
+    blocked: torch.Tensor | None = None,
 ) -> dict[str, Predictions]:
     """Return the predictions of several components of a model from the same candidates.
 
@@ -253,6 +258,7 @@ def rank_candidates(
             width=top_k,
             label_names=names,
             psi=psi,
+            blocked=None if blocked is None else blocked.cpu().numpy(),
         )
     return predictions
 
@@ -304,10 +310,11 @@ def _as_scores(member: Elias, chances: Array, component: str) -> Array:
     reranker, learned = member.reranker, member.probabilities
     if learned is not None and component == member.components[-1]:
         scores = np.interp(chances, learned.values, learned.scores) + _TIE_BREAK * chances
-    elif reranker is not None and reranker.mixture == "sum" and component in (CALIBRATE, NAMES):
-        scores = 2 * chances  # T + p·q, where both are about the probability
-    else:
+    elif reranker is None or component == member.components[0]:
         scores = chances
+    else:
+        product = chances ** (1 + _POWER_OF_CHANCE * min(1, reranker.sharpness))  # about p·q^γ
+        scores = product if component == RERANK else reranker.mix(chances, product)
     return scores.astype(np.float32)
 
 
@@ -350,6 +357,14 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     return cached(
         encoder.fingerprint, inputs, encoder.tokenize, featurizer, n_ids=encoder.n_features
     )
+
+
+def filtered_labels(split: Split | None) -> csr_matrix | None:
+    """Return the labels that the filters of a split exclude for each point (N, L), or None."""
+    if split is None or split.filters is None:
+        return None
+    ones = np.ones(len(split.filters), dtype=np.int8)
+    return csr_matrix((ones, tuple(split.filters.T)), shape=split.labels.shape)
 
 
 def max_filtered(split: Split) -> int:

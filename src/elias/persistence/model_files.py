@@ -60,6 +60,7 @@ _ENCODER_ENTRIES: dict[str, files.Entries] = {
 """Manifest entries of each kind of encoder."""
 _RANKER_ENTRIES: files.Entries = {
     **dict.fromkeys(("n_labels", "n_features", "n_dense", "n_words", "word_ngrams"), (int, 0)),
+    "n_proposed": (int, 0),
     **dict.fromkeys(("reads_text", "calibrated", "named"), (bool, None)),
     **dict.fromkeys(("transform", "mixture"), (str, None)),
     "char_ngrams": (list, None),
@@ -418,6 +419,7 @@ def save_reranker(reranker: Reranker, folder: Path, *, compact: bool = False) ->
         **vocabulary,
         "calibrated": reranker.calibration is not None,
         "named": reranker.by_name is not None,
+        "n_proposed": reranker.n_proposed,
         "transform": reranker.transform,
         "mixture": reranker.mixture,
         "sharpness": float(reranker.sharpness),
@@ -431,7 +433,8 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     Raises:
         ModelError: If a file is missing or damaged, or the ranker does not fit the model.
     """
-    entry, path = manifest["ranker"], manifest.folder / files.RANKER_WEIGHTS_FILE
+    entry = {"n_proposed": 0} | manifest["ranker"]  # earlier versions do not write it
+    path = manifest.folder / files.RANKER_WEIGHTS_FILE
     files.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
     n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
     for key, allowed in (
@@ -481,6 +484,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
         names=names,
         calibration=calibrations.get("calibration"),
         by_name=calibrations.get("by_name"),
+        n_proposed=entry["n_proposed"],
     )
 
 

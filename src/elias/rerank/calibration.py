@@ -392,6 +392,9 @@ class NameOverlap(NamedTuple):
 
 N_NAME_FEATURES = len(NameOverlap._fields)
 """Number of extra features if T uses names."""
+N_PROPOSED = 50
+"""Number of labels that are proposed for a text by their names."""
+_MAX_NAMES, _MAX_NAMES_SHARE = 20, 0.01  # features of more names than both do not propose labels
 
 
 def is_word(name: str) -> bool:
@@ -448,6 +451,56 @@ class LabelNames:
         totals = np.bincount(labels, weights, minlength=len(self.starts) - 1)
         return totals.astype(np.float64, copy=False)
 
+    @cached_property
+    def _labels_of_features(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """The labels of each feature (weights, labels, starts), without very common features.
+
+        The sum of a label's weights, multiplied by the features of a text, is their likeness.
+        Common features would take most of the time and hardly change which labels are the best.
+        """
+        n_labels, n_features = len(self.starts) - 1, len(self.idf)
+        labels = np.repeat(np.arange(n_labels), np.diff(self.starts))
+        weights = self.idf[self.columns]
+        norms = np.sqrt(self._totals)
+        counts = np.bincount(self.columns, minlength=n_features)
+        used = (counts <= max(_MAX_NAMES, _MAX_NAMES_SHARE * n_labels))[self.columns]
+        labels, columns = labels[used], self.columns[used]
+        order = np.argsort(columns, kind="stable")
+        starts = np.searchsorted(columns[order], np.arange(n_features + 1))
+        values = (weights[used] / norms[labels]).astype(np.float32)
+        return values[order], labels[order].astype(np.int32), starts
+
+    def propose(
+        self,
+        features: csr_matrix,
+        candidates: NDArray[np.integer[Any]],
+        allowed: NDArray[np.bool_],
+        count: int = N_PROPOSED,
+    ) -> NDArray[np.int64]:
+        """Return up to ``count`` labels of each text by the likeness of their names, padded with L.
+
+        Args:
+            features: (N, F) matrix of the texts, as for `overlap`.
+            candidates: (N, k) labels that each text has already. These are not proposed.
+            allowed: (L,) mask of the labels that may be proposed.
+            count: Maximum number of labels for each text.
+
+        >>> from elias.config import RerankConfig
+        >>> from elias.rerank.sparse_ranker import RankerFeatures
+        >>> config = RerankConfig(word_ngrams=1, char_ngrams=(0, 0))
+        >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
+        >>> names = LabelNames.read(features, ["cod", "tape", "red"])
+        >>> text, every_label = features.transform(["red cod"]), np.ones(3, dtype=np.bool_)
+        >>> names.propose(text, np.array([[2]]), every_label, 2).tolist()
+        [[0, 3]]
+        """
+        n_labels = len(self.starts) - 1
+        out = np.full((features.shape[0], min(count, n_labels)), n_labels)
+        data, columns, starts, _ = as_rows(features)
+        known = np.ascontiguousarray(candidates)  # numba compiles its loops once more for slices
+        _propose((data, columns, starts), self._labels_of_features, known, allowed, out)
+        return out
+
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
         """Return the overlap of each text with the names of its candidates.
 
@@ -497,3 +550,47 @@ def _compare(
             out[1][row, k] = covered / whole if whole > 0 else 0.0
         for j in range(starts[row], starts[row + 1]):
             buffer[columns[j]] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _propose(
+    rows: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    labels_of_features: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    candidates: NDArray[Any],
+    allowed: NDArray[np.bool_],
+    out: NDArray[np.int64],
+) -> None:
+    """Write the labels of the highest likeness to ``out``. Of equal ones, the first labels win."""
+    data, columns, starts = rows
+    weights, labels, label_starts = labels_of_features
+    n_labels, count = allowed.shape[0], out.shape[1]
+    likeness, touched = np.zeros(n_labels, np.float32), np.empty(n_labels, np.int64)
+    best = np.empty(count, np.float32)
+    for row in range(out.shape[0]):
+        n_touched, n_best = 0, 0
+        for j in range(starts[row], starts[row + 1]):
+            for i in range(label_starts[columns[j]], label_starts[columns[j] + 1]):
+                label = labels[i]
+                if likeness[label] == 0:
+                    touched[n_touched] = label
+                    n_touched += 1
+                likeness[label] += data[j] * weights[i]
+        for k in range(candidates.shape[1]):
+            if candidates[row, k] < n_labels:
+                likeness[candidates[row, k]] = 0
+        for i in range(n_touched):
+            label = touched[i]
+            value, likeness[label] = likeness[label], 0
+            if value <= 0 or not allowed[label]:
+                continue
+            at = n_best  # insert it into the sorted list
+            while at > 0 and (
+                value > best[at - 1] or (value == best[at - 1] and label < out[row, at - 1])
+            ):
+                at -= 1
+            if at == count:
+                continue
+            n_best = min(n_best + 1, count)
+            for k in range(n_best - 1, at, -1):
+                best[k], out[row, k] = best[k - 1], out[row, k - 1]
+            best[at], out[row, at] = value, label

@@ -13,7 +13,14 @@ from scipy.sparse import csr_matrix, vstack
 
 from elias.kernels.cpu.search import top_labels
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
-from elias.rerank.calibration import FOREST_LEAF, MIN_POINTS, Calibration, LabelNames, Mixture
+from elias.rerank.calibration import (
+    FOREST_LEAF,
+    MIN_POINTS,
+    N_PROPOSED,
+    Calibration,
+    LabelNames,
+    Mixture,
+)
 from elias.rerank.sparse_ranker import (
     MIN_WEIGHT,
     RankerFeatures,
@@ -117,6 +124,8 @@ class Reranker:
     """The label names for ``by_name``, or None if ``by_name`` is None."""
     by_name: Calibration | None = None
     """A second calibration T that also uses the overlap of label name and text."""
+    n_proposed: int = 0
+    """Number of candidates that names add for ``by_name``; 0 in models of earlier versions."""
     cross_fitted: tuple[tuple[NDArray[np.bool_], Reranker], ...] = field(default=(), compare=False)
     """For each fold of the held-out points given to `fit`, its mask and a reranker whose
     calibrations were fitted on the other folds. They are not saved."""
@@ -133,6 +142,7 @@ class Reranker:
         config: RerankConfig,
         *,
         validation: tuple[Candidates, csr_matrix, csr_matrix] | None = None,
+        filtered: csr_matrix | None = None,
         label_names: Sequence[str] | None = None,
         every_label: bool = False,
         refit: bool = False,
@@ -149,6 +159,7 @@ class Reranker:
             config: The resolved settings.
             validation: Candidates, features and relevant labels of points that neither model nor
                 ranker was trained on. None: scores are not calibrated.
+            filtered: (N, L) labels that the filters exclude for each of these points.
             label_names: Names of the labels, for `RerankConfig.names`.
             every_label: Whether all labels are candidates. The ranker is then a complete linear
                 classifier: it is regularised less, and q gets more weight.
@@ -184,7 +195,7 @@ class Reranker:
             )
         if validation is not None:
             reranker = reranker._fit_held_out(
-                *validation, config, label_names or (), every_label=every_label
+                *validation, config, label_names or (), filtered, every_label=every_label
             )
         if refit and validation is not None and reranker.cross_fitted:
             held_out, more_psi, more_labels = validation
@@ -207,6 +218,7 @@ class Reranker:
         labels: csr_matrix,
         config: RerankConfig,
         label_names: Sequence[str],
+        filtered: csr_matrix | None,
         *,
         every_label: bool,
     ) -> Reranker:
@@ -232,12 +244,22 @@ class Reranker:
             return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
         if not config.calibrate:
             return replace(self, sharpness=sharpness)
+        names = LabelNames.read(self.features, label_names) if config.names else None
+        n_given, overlap = ids.shape[1], None
+        reranker = replace(self, sharpness=sharpness, names=names)
+        if names is not None:
+            reranker = replace(reranker, n_proposed=N_PROPOSED)
+            candidates = reranker._with_proposed(candidates, psi)
+            ids, known = candidates.ids, candidates.ids < self.ranker.n_labels
+            if filtered is not None:
+                known &= ~relevant_candidates(ids, filtered)
+            q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
+            relevant, overlap = relevant_candidates(ids, labels), names.overlap(psi, ids)
         frequencies = np.append(self.frequencies, 0)[ids]
         p, q = candidates.scores, q ** np.float32(sharpness)
         folds = np.random.default_rng(0).permutation(len(ids)) % FOLDS
 
-        def fit(points: NDArray[np.bool_], extra: Sequence[NDArray[np.float32]]) -> Calibration:
-            chosen = known & points[:, None]
+        def fit(chosen: NDArray[np.bool_], extra: Sequence[NDArray[np.float32]]) -> Calibration:
             return Calibration.fit(
                 p[chosen],
                 q[chosen],
@@ -251,20 +273,31 @@ class Reranker:
 
         def calibrated(points: NDArray[np.bool_]) -> Reranker:
             """Return the reranker with calibrations that are fitted on the given points."""
-            by_name = None if overlap is None else fit(points, overlap)
-            return replace(
-                self,
-                sharpness=sharpness,
-                calibration=fit(points, ()),
-                names=names,
-                by_name=by_name,
-            )
+            chosen = known & points[:, None]
+            by_name = None if overlap is None else fit(chosen, overlap)
+            chosen[:, n_given:] = False
+            return replace(reranker, calibration=fit(chosen, ()), by_name=by_name)
 
-        names = LabelNames.read(self.features, label_names) if config.names else None
-        overlap = None if names is None else names.overlap(psi, ids)
         parts = [folds == part for part in range(FOLDS)]
         cross_fitted = tuple((rows, calibrated(~rows)) for rows in parts)
         return replace(calibrated(np.ones(len(ids), dtype=bool)), cross_fitted=cross_fitted)
+
+    def _with_proposed(
+        self, candidates: Candidates, psi: csr_matrix, blocked: NDArray[np.bool_] | None = None
+    ) -> Candidates:
+        """Return the candidates, followed by labels proposed by their names, whose p is 0.
+
+        Labels without training points are not proposed: the ranker does not know them.
+        """
+        allowed = self.frequencies > 0
+        if self.names is None or not self.n_proposed or candidates.ids.shape[1] >= len(allowed):
+            return candidates
+        if blocked is not None:
+            allowed &= ~blocked[: len(allowed)]
+        more = self.names.propose(psi, candidates.ids, allowed, self.n_proposed)
+        ids = np.concatenate([candidates.ids, more], axis=1)
+        p = np.where(more < len(allowed), 0, PADDING_SCORE).astype(np.float32)
+        return replace(candidates, ids=ids, scores=np.concatenate([candidates.scores, p], axis=1))
 
     def rerank_cross_fitted(
         self, candidates: Candidates, psi: csr_matrix, *, count: int, width: int | None = None
@@ -305,8 +338,11 @@ class Reranker:
         width: int | None = None,
         label_names: Sequence[str] | None = None,
         psi: csr_matrix | None = None,
+        blocked: NDArray[np.bool_] | None = None,
     ) -> dict[str, Predictions]:
         """Return the candidates ranked by each component. Features are computed only once.
+
+        Labels that `NAMES` adds by their names can take the place of the last candidates.
 
         Args:
             candidates: Candidates of N points, best first.
@@ -316,25 +352,31 @@ class Reranker:
             width: Number of labels to return for each point. None returns all candidates.
             label_names: Names for the predictions.
             psi: (N, F) features of the points. None computes them from ``inputs``.
+            blocked: (L,) mask of the labels that must not be added.
         """
-        n_labels, ids, p = len(self.frequencies), candidates.ids, candidates.scores
-        scores: dict[str, list[NDArray[np.float32]]] = defaultdict(list)
-        for start in range(0, max(len(ids), 1), _POINTS_PER_CHUNK):
+        n_labels = len(self.frequencies)
+        parts: dict[str, list[Predictions]] = defaultdict(list)
+        for start in range(0, max(len(candidates.ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            dense = None if candidates.embedding is None else candidates.embedding[rows]
-            scored = Candidates(ids[rows, :count], p[rows, :count], dense)
-            for name, score in self.scores(scored, features, components)[0].items():
-                scores[name].append(score)
-        predictions = {}
-        for name, chunks in scores.items():
-            # p breaks ties, and labels past the candidates come after them
-            head = np.concatenate(chunks) + _TIE_BREAK * (1 + p[:, :count])
-            joined = np.concatenate([head, _TAIL * p[:, count:]], axis=1)
-            joined[ids >= n_labels] = PADDING_SCORE
-            best = top_labels(ids, joined, ids.shape[1] if width is None else width, n_labels)
-            predictions[name] = Predictions(*best, n_labels, label_names)
-        return predictions
+            some = candidates.take(rows)
+            head, tail = some.top(count), some.ids[:, count:]
+            best = head
+            if NAMES in components:
+                best = self._with_proposed(head, features, blocked)
+                proposed = best.ids[:, head.ids.shape[1] :]
+            for name, scores in self.scores(best, features, components)[0].items():
+                n_ranked = (best if name == NAMES else head).ids.shape[1]
+                if name == NAMES:  # labels of the tail that are proposed are ranked above
+                    tail = np.where(_is_among(tail, proposed, n_labels), n_labels, tail)
+                ids = np.concatenate([best.ids[:, :n_ranked], tail], axis=1)
+                # p breaks ties, and labels that are not scored come last
+                ranked = (scores + _TIE_BREAK * (1 + best.scores))[:, :n_ranked]
+                joined = np.concatenate([ranked, _TAIL * some.scores[:, count:]], axis=1)
+                joined[ids >= n_labels] = PADDING_SCORE
+                found = top_labels(ids, joined, width or some.ids.shape[1], n_labels)
+                parts[name].append(Predictions(*found, n_labels, label_names))
+        return {name: Predictions.stack(ranked) for name, ranked in parts.items()}
 
     def scores(
         self, candidates: Candidates, psi: csr_matrix, components: Collection[str]
@@ -363,12 +405,13 @@ class Reranker:
                 frequencies = np.take(self.frequencies, ids, mode="clip")
                 probability = trees.probability(p, q, frequencies, overlap or ())
                 factors["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
-                if self.mixture == "sum":
-                    final = probability + product
-                else:
-                    final = 0.3 * probability + 0.7 * product
+                final = self.mix(probability, product)
             scores[name] = np.where(known, final, -np.inf).astype(np.float32)
         return scores, factors
+
+    def mix(self, trees: NDArray[Any], product: NDArray[Any]) -> NDArray[Any]:
+        """Return the final score, given T and p·q^γ."""
+        return trees + product if self.mixture == "sum" else 0.3 * trees + 0.7 * product
 
     def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         """Return the factors of the final score, each (N, k) and 0 where padded.
@@ -377,6 +420,14 @@ class Reranker:
         ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T reads names.
         """
         return self.scores(candidates, self.features.transform(inputs), self.components[-1:])[1]
+
+
+def _is_among(
+    ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]], n_labels: int
+) -> NDArray[np.bool_]:
+    """Return a mask of the ids that are in the same row of ``others``."""
+    first = np.arange(len(ids))[:, None] * (n_labels + 1)
+    return np.asarray(np.isin(first + ids, first + others))
 
 
 def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:

@@ -35,6 +35,7 @@ from elias.inference.predict import (
     add_embedding,
     cached_tokens,
     drop_filtered,
+    filtered_labels,
     join_added,
     max_filtered,
     predict,
@@ -710,6 +711,7 @@ class Trainer:
             self.splits["train"].labels,
             config,
             validation=validation,
+            filtered=filtered_labels(self.splits.get("validation")),
             label_names=self.corpus.label_names,
             every_label=every_label,
             refit=refit,
@@ -735,8 +737,7 @@ class Trainer:
             return candidates.top(count)
         candidates = candidates.top(count + max_filtered(split))
         ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
-        # the filters shift the candidates, so that `channel` would no longer fit
-        return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
+        return replace(candidates, ids=ranked.ids, scores=ranked.scores)
 
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""

@@ -76,6 +76,14 @@ def test_scores_of_other_labels_stay_equal_to_the_bit(model, larger, corpus):
         assert known_scores(after, 30) == known_scores(before, 30)
 
 
+def test_unlikely_added_labels_seldom_replace_those_that_the_ranker_has_ranked(model, corpus):
+    unlikely = model.add_labels(LabelTable(tuple(f"unknown{i} thing{i}" for i in range(50))))
+
+    ranked = unlikely.predict(corpus.test.texts, top_k=3, component="rerank")
+
+    assert (ranked.ids < 30).mean() > 0.9
+
+
 def test_the_old_model_is_left_as_it_is(model, larger):
     assert (model.n_labels, larger.n_labels) == (30, 32)
     assert model.added is None

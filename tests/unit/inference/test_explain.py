@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias import Elias, EliasConfig
+from elias import Elias, EliasConfig, train
 from elias.config import EncoderConfig, IndexConfig, RerankConfig
+from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError
 from elias.inference import explain
 from elias.model.elias import EliasModel
@@ -170,3 +171,20 @@ def test_the_weight_of_a_character_ngram_is_divided_among_its_words():
     assert {one.term: one.weight for one in terms} == pytest.approx(
         {"fish": start / 2 + end, "fishing": start / 2}
     )
+
+
+def test_a_label_that_only_its_name_proposed_has_no_path():
+    corpus = synthetic_corpus(n_points=400, n_labels=40)
+    config = EliasConfig().override(
+        {"encoder.dim": 16, "rerank.candidates": 3, "eval.drop_unhelpful": False}
+    )
+    model = train(corpus, config, device="cpu")
+
+    explained = model.explain(corpus.test.texts[:20], top_k=3)
+
+    labels = [label for one in explained for label in one.labels]
+    by_name = [label for label in labels if label.p == 0]
+    assert 0 < len(by_name) < len(labels)
+    assert all(label.n_paths == 0 and label.paths == () for label in by_name)
+    for label in labels:
+        assert label.score == pytest.approx(label.calibrated_score + label.p * label.ranker_score)

@@ -220,11 +220,8 @@ def test_a_model_is_loaded_by_a_single_process(model, tmp_path):
     assert loaded.predict(TEXTS).ids.tolist() == model.predict(TEXTS).ids.tolist()
 
 
-def test_a_sharded_search_keeps_the_channel_of_each_candidate(model, monkeypatch):
-    channel = np.int8([[1, 0], [0, 1], [1, 1]])
-    candidates = Candidates(
-        np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)), channel
-    )
+def test_a_sharded_search_keeps_the_embeddings(model, monkeypatch):
+    candidates = Candidates(np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)))
     monkeypatch.setattr(predict, "rank_sharded", lambda *_, **__: candidates)
     encoder, graph = model.model.encoder, model.model.graph
     rows = ShardedRows.of(SingleProcess(), model.model.labels)
@@ -234,5 +231,4 @@ def test_a_sharded_search_keeps_the_channel_of_each_candidate(model, monkeypatch
     shared = predict.search_share(divided, tokens, model.config.index, predict.SearchOptions(2))
 
     assert shared.ids.tolist() == candidates.ids.tolist()
-    assert shared.channel.tolist() == channel.tolist()
     assert shared.embedding is candidates.embedding

@@ -65,6 +65,36 @@ def named(problem):
     return fit_reranker(problem.train, problem.config, problem.validation, label_names=LABEL_NAMES)
 
 
+@given(
+    seed=st.integers(0, 2**31),
+    n_points=st.sampled_from([0, 1, 5]),
+    width=st.integers(1, 8),
+    density=st.sampled_from([0.0, 0.3, 0.9]),
+)
+def test_the_labels_of_the_most_similar_names_are_proposed(seed, n_points, width, density):
+    rng = np.random.default_rng(seed)
+    n_labels, n_features, count = 8, 9, 3
+    texts = rng.random((n_points, n_features)) * (rng.random((n_points, n_features)) < density)
+    names = rng.random((n_labels, n_features)) < density
+    idf = 1 + rng.random(n_features)
+    candidates = rng.integers(0, n_labels + 1, (n_points, width))
+    allowed = rng.random(n_labels) < 0.8
+    starts = np.concatenate([[0], np.cumsum(names.sum(axis=1))])
+    label_names = LabelNames(starts, np.nonzero(names)[1].astype(np.uint32), idf.astype(np.float32))
+
+    proposed = label_names.propose(csr_matrix(texts.astype(np.float32)), candidates, allowed, count)
+
+    every_label = np.tile(np.arange(n_labels), (n_points, 1))
+    likeness, _ = dense_nearness(texts, names, idf, every_label)
+    likeness[:, ~allowed] = 0
+    for row, labels in enumerate(candidates):
+        likeness[row, labels[labels < n_labels]] = 0
+        found = proposed[row][proposed[row] < n_labels]
+        assert len(set(found)) == len(found) == min(count, (likeness[row] > 0).sum())
+        best = -np.sort(-likeness[row])[: len(found)]
+        np.testing.assert_allclose(likeness[row, found], best, rtol=1e-5)  # names may be equal
+
+
 def overlap(named, points):
     return named.names.overlap(named.features.transform(points.inputs), points.candidates.ids)
 
@@ -82,10 +112,12 @@ def test_a_text_that_holds_a_name_covers_it(problem, named):
 
 
 def test_the_calibration_uses_names_and_the_features_of_the_paper(problem, named):
-    points, known = problem.validation, problem.validation.known
-    candidates = points.candidates
+    points, psi = problem.validation, named.features.transform(problem.validation.inputs)
+    candidates = named._with_proposed(points.candidates, psi)
+    known = candidates.ids < len(LABEL_NAMES)
+    assert known.sum() > points.known.sum(), "no name is proposed"
     factors = named.factors(candidates, points.inputs)
-    near = overlap(named, points)
+    near = named.names.overlap(psi, candidates.ids)
     expected = Calibration.fit(
         candidates.scores[known],
         factors["ranker_score"][known],
@@ -102,6 +134,56 @@ def test_the_calibration_uses_names_and_the_features_of_the_paper(problem, named
     assert set(named.by_name.feature.tolist()) & {4, 5}, "no tree reads a name"
     np.testing.assert_array_equal(factors["name_likeness"], near.likeness)
     np.testing.assert_array_equal(factors["name_coverage"], near.coverage)
+
+
+def without_label(points, label):
+    """Return the candidates without a label."""
+    candidates = points.candidates
+    return replace(candidates, ids=np.where(candidates.ids == label, 12, candidates.ids))
+
+
+def test_a_label_that_the_search_misses_is_found_by_its_name(problem, named):
+    points, psi = problem.validation, named.features.transform(problem.validation.inputs)
+    has_label = points.labels[:, [3]].toarray()[:, 0] > 0
+    missed = without_label(points, 3)
+
+    ranked = named.rerank(missed, (), named.components, count=8, psi=psi)
+
+    assert (ranked[NAMES].ids[has_label, :4] == 3).any(axis=1).mean() > 0.9
+    for component in (RERANK, CALIBRATE):
+        assert (ranked[component].ids != 3).all()
+    first = named.rerank(missed, (), [NAMES], count=4, width=4, psi=psi)[NAMES].ids
+    more = named.rerank(missed, (), [NAMES], count=4, psi=psi)[NAMES].ids
+    np.testing.assert_array_equal(more[:, :4][first < 12], first[first < 12])
+    blocked = np.arange(12) == 3
+    ranked = named.rerank(missed, (), [NAMES], count=8, psi=psi, blocked=blocked)
+    assert (ranked[NAMES].ids != 3).all()
+
+
+def test_filtered_labels_that_names_propose_are_not_learned(problem):
+    missed = problem.validation._replace(candidates=without_label(problem.validation, 3))
+    filtered = csr_matrix(np.ones((len(missed.inputs), 1)) * (np.arange(12) == 3))
+
+    def fit(filtered):
+        names = {"label_names": LABEL_NAMES}
+        fitted = fit_reranker(problem.train, problem.config, missed, filtered=filtered, **names)
+        return fitted.by_name.value[fitted.by_name.roots].mean()
+
+    assert fit(filtered) < fit(None), "the filtered pairs are those of the right label"
+
+
+def test_a_model_of_an_earlier_version_proposes_nothing(problem, named, saved):
+    ranker = json.loads((saved / "config.json").read_text(encoding="utf8"))["ranker"]
+    assert load_ranker(saved).n_proposed == named.n_proposed > 0
+    del ranker["n_proposed"]
+    change_config(saved, ranker=ranker)
+
+    again = load_ranker(saved)
+
+    assert again.n_proposed == 0
+    missed = without_label(problem.validation, 3)
+    ranked = again.rerank(missed, problem.validation.inputs, [NAMES], count=8)
+    assert (ranked[NAMES].ids != 3).all()
 
 
 def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker):
