@@ -134,20 +134,16 @@ def test_the_ensemble_without_names_is_that_of_models_without_them(ablation, dat
     same(rows["elias/ensemble-unnamed", 0], together.evaluate(load_corpus(data)))
 
 
-def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
+def test_the_stages_of_the_ensemble_are_those_that_training_makes(ablation, data):
     folder, _ = ablation
     config = EliasConfig.from_file(folder / "runs" / "elias-seed1" / "config.json")
 
     together = train(load_corpus(data), config.override({"ensemble.members": 2}), device="cpu")
 
-    same(
-        rows_of(folder, "ablation")["elias/ensemble", 1],
-        together.metadata["metrics"]["ensemble"]["test"],
-    )
-    same(
-        rows_of(folder, "ablation")["elias/stage1", 1],
-        together.metadata["metrics"]["stage1"]["test"],
-    )
+    # a single model trains its ranker on the held-out points too in the end
+    for stage in ("stage1", "stage2"):
+        row = rows_of(folder, "ablation")[f"elias/{stage}", 1]
+        same(row, together.metadata["metrics"][stage]["test"])
 
 
 def test_the_table_has_means_and_deviations_over_seeds_and_members(ablation):

@@ -43,6 +43,8 @@ def compile_in_background() -> None:
 
 
 def _is_compiled() -> bool:
+    if not hasattr(last_compiled, "py_func"):  # NUMBA_DISABLE_JIT
+        return True
     code = last_compiled.py_func.__code__
     pattern = f"*.{code.co_name}-{code.co_firstlineno}.*.nbi"
     return any(Path(str(last_compiled.stats.cache_path)).glob(pattern))

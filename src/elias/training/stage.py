@@ -66,11 +66,6 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     Torch then runs only small operations, which several threads would slow down, and whose sums
     would depend on the number of threads. Transformers and one-vs-all models compute mostly in
     torch, so they use all threads.
-
-    >>> from types import SimpleNamespace
-    >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(uses_numba=True))):
-    ...     torch.get_num_threads()
-    1
     """
     n_threads = torch.get_num_threads()
     if model.encoder.uses_numba and not isinstance(model, OneVsAll):

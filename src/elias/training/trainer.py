@@ -686,28 +686,27 @@ class Trainer:
         Also return the features of the held-out points, so that ranking can reuse them.
         """
         config, psi = self.config.rerank, {}
+        split, n_train = self.splits.get("validation"), len(self.splits["train"])
         inputs = split_inputs(self.splits["train"], self.encoder)
+        held_out = () if split is None else split_inputs(split, self.encoder)
         every_label = self.config.ranks_every_label
         # not in an ensemble, where held-out points are not cross-fitted
-        refit = not self._in_ensemble and "validation" in self.splits
+        refit = not self._in_ensemble and split is not None
         if isinstance(inputs, Sequence):
-            more = split_inputs(self.splits["validation"], self.encoder) if refit else ()
-            inputs = SplitTexts([*inputs, *more] if more else inputs, symbols=every_label)
+            inputs = SplitTexts([*inputs, *held_out] if refit else inputs, symbols=every_label)
         earlier = self._earlier_reranker()
         features = RankerFeatures.fit(inputs, config) if earlier is None else earlier.features
-        train_psi = features.transform(inputs)
-        if refit:
-            train_psi = train_psi[: len(self.splits["train"])]
+        all_psi = features.transform(inputs)
         validation = None
-        if "validation" in self.splits:
-            split = self.splits["validation"]
-            psi["validation"] = features.transform(split_inputs(split, self.encoder))
+        if split is not None:
+            with_held_out = all_psi.shape[0] > n_train
+            psi["validation"] = all_psi[n_train:] if with_held_out else features.transform(held_out)
             candidates = self._ranker_candidates(model, "validation")
             validation = (candidates, psi["validation"], split.labels)
         reranker = Reranker.fit(
             features,
             self._ranker_candidates(model, "train"),
-            train_psi,
+            all_psi[:n_train],
             self.splits["train"].labels,
             config,
             validation=validation,

@@ -6,6 +6,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, ResolvedStage
+from elias.distributed import SingleProcess
 from elias.errors import RunError
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
@@ -15,7 +16,7 @@ from elias.text.vectorizer import Featurizer
 from elias.training.checkpoint import Checkpoint
 from elias.training.label_points import LabelPoints
 from elias.training.optimizer import schedule
-from elias.training.stage import Points, StageLoop, first_non_finite
+from elias.training.stage import Points, StageLoop, first_non_finite, torch_on_one_thread
 
 N_LABELS = 6
 TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("red", "blue", "old")]
@@ -298,7 +299,7 @@ def test_no_checkpoint_is_made_of_weights_that_are_not_finite():
     assert made == []
 
 
-class OtherProcess:
+class OtherProcess(SingleProcess):
     """Another process that finds what it finds."""
 
     def __init__(self, found):
@@ -316,3 +317,17 @@ def test_processes_agree_on_the_weight_that_is_not_finite():
     assert first_non_finite(model, OtherProcess(len(names))) == names[-1]
     model.labels.weight.data[0] = float("nan")
     assert first_non_finite(model, OtherProcess(0)) == "labels.weight"
+
+
+def test_torch_uses_one_thread_where_numba_does_most_of_the_work():
+    graph = make_model()
+    every_label = OneVsAll(graph.encoder, N_LABELS)
+    before = torch.get_num_threads()
+
+    with torch_on_one_thread(graph):
+        of_graph = torch.get_num_threads()
+    with torch_on_one_thread(every_label):
+        of_every_label = torch.get_num_threads()
+
+    assert of_graph == 1
+    assert of_every_label == torch.get_num_threads() == before

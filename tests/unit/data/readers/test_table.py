@@ -360,7 +360,7 @@ BROKEN = {
         ("text\tid\tid\tlabels\na\t1\t2\tx\n", "a.csv:1: 2 columns are called 'id'"),
         ("text,labels,split\na,x,train\nb,x,toast\n", "a.csv:3: split 'toast' is unknown"),
         ("text,labels,split\na,x,test\n", "a.csv: no training rows, only: test"),
-        ("only prose here\nand more\n", "a.csv: unknown format; starts with 'only prose here';"),
+        ("only prose here\nand more\n", "a.csv: no text column among 'only prose here'; name one"),
         (
             gzip.compress(b"text,labels\na,x\n" * 999, mtime=0)[:40],
             "a.csv: the gzip data is cut short",
