@@ -87,7 +87,7 @@ class ConfigOptions:
     ] = None
     changes: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. index.beta=75; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. index.beta=75."),
     ] = None
 
     def build(self) -> EliasConfig:
@@ -122,7 +122,7 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Keep rows with the same value in one split (default: near-duplicate texts).",
+            help="Keep equal values in one split (default: near-duplicate texts).",
         ),
     ] = None
     no_header: Annotated[

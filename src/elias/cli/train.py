@@ -40,7 +40,7 @@ def train(
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, Option(metavar="MODEL", help="Saved model to continue training from.")
+        Path | None, Option(metavar="MODEL", help="Saved model to train further.")
     ] = None,
     reading: options.CorpusOptions,
     test_size: options.TestSize = None,
@@ -52,7 +52,7 @@ def train(
         bool, Option("--json", help="With --dry-run: print all settings as JSON.")
     ] = False,
     ignore_memory: Annotated[
-        bool, Option("--ignore-memory", help="Train even if memory seems too small.")
+        bool, Option("--ignore-memory", help="Train even if memory seems short.")
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
