@@ -105,6 +105,7 @@ def test_several_workers_count_together_and_dead_ones_are_replaced(saved, monkey
     away = saved.with_name("away")
     with Process(saved, *LOCAL, "--workers", "2") as server:
         server.wait_until_ready(workers=2)
+        server.wait_for(lambda: len(ready_workers(server)) == 2)
         children, ready = workers_of(server.process.pid), ready_workers(server)
         with (
             Load(server.url, threads=4) as load,
