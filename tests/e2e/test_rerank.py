@@ -56,8 +56,11 @@ def test_components_rank_the_same_candidates_by_their_own_scores(model, corpus):
 
     for row, explained in enumerate(model.explain(texts, top_k=10)):
         result = {label.id: label for label in explained.labels}
-        assert set(result) == set(searched[row].ids.tolist()) == set(by_product[row].ids.tolist())
+        assert set(searched[row].ids.tolist()) == set(by_product[row].ids.tolist())
+        assert set(result) == set(final[row].ids.tolist())  # some may be proposed by their names
         for label_id, score in zip(by_product[row].ids, by_product[row].scores, strict=True):
+            if label_id not in result:
+                continue
             label = result[label_id]
             assert score == pytest.approx(label.p * label.ranker_score, rel=1e-4, abs=1e-12)
         for label_id, score in zip(final[row].ids, final[row].scores, strict=True):
@@ -70,7 +73,7 @@ def test_components_rank_the_same_candidates_by_their_own_scores(model, corpus):
 def test_labels_after_the_candidates_keep_the_order_of_the_model(model, corpus):
     texts = list(corpus.test.texts[:15])
     searched = model.predict(texts, top_k=25, component="stage2")
-    final = model.predict(texts, top_k=25)
+    final = model.predict(texts, top_k=25, component="calibrate")  # names would propose others
 
     for row in range(len(texts)):
         assert final[row].ids[10:].tolist() == searched[row].ids[10:].tolist()

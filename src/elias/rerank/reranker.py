@@ -355,7 +355,7 @@ class Reranker:
             blocked: (L,) mask of the labels that must not be added.
         """
         n_labels = len(self.frequencies)
-        parts: dict[str, list[Predictions]] = defaultdict(list)
+        parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = defaultdict(list)
         for start in range(0, max(len(candidates.ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
@@ -367,16 +367,19 @@ class Reranker:
                 proposed = best.ids[:, head.ids.shape[1] :]
             for name, scores in self.scores(best, features, components)[0].items():
                 n_ranked = (best if name == NAMES else head).ids.shape[1]
-                if name == NAMES:  # labels of the tail that are proposed are ranked above
+                if name == NAMES and tail.size:  # labels that are proposed are ranked above
                     tail = np.where(_is_among(tail, proposed, n_labels), n_labels, tail)
                 ids = np.concatenate([best.ids[:, :n_ranked], tail], axis=1)
                 # p breaks ties, and labels that are not scored come last
                 ranked = (scores + _TIE_BREAK * (1 + best.scores))[:, :n_ranked]
                 joined = np.concatenate([ranked, _TAIL * some.scores[:, count:]], axis=1)
                 joined[ids >= n_labels] = PADDING_SCORE
-                found = top_labels(ids, joined, width or some.ids.shape[1], n_labels)
-                parts[name].append(Predictions(*found, n_labels, label_names))
-        return {name: Predictions.stack(ranked) for name, ranked in parts.items()}
+                parts[name].append(top_labels(ids, joined, width or some.ids.shape[1], n_labels))
+        predictions = {}
+        for name, chunks in parts.items():
+            best_ids, best_scores = map(np.concatenate, zip(*chunks, strict=True))
+            predictions[name] = Predictions(best_ids, best_scores, n_labels, label_names)
+        return predictions
 
     def scores(
         self, candidates: Candidates, psi: csr_matrix, components: Collection[str]
