@@ -22,6 +22,8 @@ class TextEncoder(nn.Module):
     """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
+    dropout: nn.Dropout
+    """Dropout on φ(x) during training."""
     reads_features: bool = False
     """True if the input is the sparse features of a corpus instead of text."""
     n_features: int = 0

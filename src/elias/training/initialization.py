@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 SCALE = 10.0
 """Initial logit, without bias, of an embedding in the direction of a label's centroid."""
+NAME_WEIGHT = 2
+"""Number of points that a label text counts as in the centroid of its label."""
 INDEXED_POINTS = 10
 """Minimum number of points of a new label to get edges when a model is trained further. Labels with
 fewer points are predicted better by their names, with their points as examples."""
@@ -183,6 +185,8 @@ class StageInitializer:
     labels_per_point: float
     """Mean number of labels of a training point."""
     world: World = SingleProcess()
+    label_texts: Points | None = None
+    """Label texts that count as `NAME_WEIGHT` points of their label in centroids, if any."""
 
     @property
     def _own_tokens(self) -> Tokens:
@@ -220,24 +224,34 @@ class StageInitializer:
         self, model: EliasModel, stage: ResolvedStage, partition: NDArray[np.int64] | None
     ) -> None:
         """Initialise the classifiers of labels and, if a partition is given, of clusters."""
-        labels, sharded = self.points.labels, isinstance(model.labels, ShardedRows)
+        sharded = isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
             if sharded and partition is not None:
                 model.labels.reset()  # draw as often as a single process, see LinearRows
             model.labels.reset(self._prior(stage))
             return
+        tokens, labels = self._points_and_label_texts()
         if sharded:
-            embedding = embed_all(self.encoder, self._own_tokens)
+            embedding = embed_all(self.encoder, tokens.part(self.world.share(len(tokens))))
             centroids = find_sharded_centroids(labels, embedding, self.world)
         else:
             model.labels.reset(self._prior(stage))
-            centroids = find_centroids(labels, embed_all(self.encoder, self.points.tokens))
+            centroids = find_centroids(labels, embed_all(self.encoder, tokens))
         init_from_centroids(model.labels, centroids.directions, centroids, self._prior(stage))
         if partition is not None:
             clusters = cluster_directions(
                 centroids.directions, partition, model.graph.n_clusters, self.world
             )
             init_from_centroids(model.clusters, clusters, centroids, 0.0)
+
+    def _points_and_label_texts(self) -> Points:
+        """Return the points, followed by each label text `NAME_WEIGHT` times."""
+        if self.label_texts is None:
+            return self.points
+        n_points, n_texts = len(self.points.tokens), len(self.label_texts.tokens)
+        copies = np.repeat(np.arange(n_points, n_points + n_texts), NAME_WEIGHT)
+        rows = np.concatenate([np.arange(n_points), copies])
+        return self.points.take_with(self.label_texts, rows)
 
     def init_learned_graph(
         self, model: EliasModel, partition: NDArray[np.int64], stage: ResolvedStage, position: int

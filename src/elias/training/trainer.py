@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, IndexConfig, ResolvedConfig, ResolvedStage
 from elias.data.corpus import Corpus
@@ -65,6 +66,7 @@ from elias.training.checkpoint import (
     resume,
     save_member,
 )
+from elias.training.contrast import train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
 from elias.training.label_points import LabelPoints, label_targets
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
@@ -73,7 +75,6 @@ from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
 
     from elias.rerank.added_labels import AddedLabels
     from elias.text.tokens import Tokens
@@ -205,6 +206,7 @@ class Trainer:
             )
             bow = bag_of_words(texts, sample.features) if self.world.is_rank0 else None
         self.label_points = None
+        self.label_texts: Points | None = None
         if self.config.loss.label_text_weight and texts and not encoder.reads_features:
             with self.run.timed("label texts"):
                 self.label_points = self._label_points(encoder, texts, sample.labels)
@@ -216,7 +218,7 @@ class Trainer:
         points = self.points if self.setup is None else self.points.take(self.setup)
         labels_per_point = train.labels.nnz / max(len(train), 1)
         self.initializer = StageInitializer(
-            self.config, encoder, points, bow, labels_per_point, self.world
+            self.config, encoder, points, bow, labels_per_point, self.world, self.label_texts
         )
 
     def _label_points(
@@ -234,6 +236,9 @@ class Trainer:
             return None
         texts_of_labels = self.corpus.label_table.take(used.tolist()).texts()
         tokens = tokenize(texts_of_labels, encoder)
+        ones, starts = np.ones(len(used), dtype=labels.dtype), np.arange(len(used) + 1)
+        own = csr_matrix((ones, used, starts), shape=(len(used), labels.shape[1]))
+        self.label_texts = Points(tokens, own)
         return LabelPoints(tokens, targets[used], copies[used].astype(np.float64))
 
     def _check_memory(self, bow: csr_matrix) -> None:
@@ -293,6 +298,8 @@ class Trainer:
         if init_from is not None and self.world.shards_labels:
             init_from.labels = ShardedRows.of(self.world, init_from.labels)
         initial_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
+        if resumed is None and self.init_from is None:
+            self._train_by_contrast()
         SEARCH_GRAPHS.clear()  # those of other models, for example an ensemble's first member
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
@@ -324,6 +331,22 @@ class Trainer:
         model = self._better_stage(model)
         model.labels.float()
         return self._gathered(model)
+
+    def _train_by_contrast(self) -> None:
+        """Train a bag encoder on label texts before the first stage, on rank 0."""
+        encoder, texts, stage = self.encoder, self.label_texts, self.config.stages[0]
+        if texts is None or not isinstance(encoder, BagEncoder):
+            return
+
+        def train() -> None:
+            encoder.to(self.device)
+            loss = train_by_contrast(encoder, self.points, texts, stage, self.config.member_seed)
+            encoder.to("cpu")
+            logger.info("texts and label texts compared: loss %.4f", loss)
+
+        with self.run.timed("contrast"):
+            self.world.run_on_rank0(train)
+        self.world.broadcast_tensors(list(encoder.state_dict().values()))
 
     def _cluster(self, with_encoder: bool) -> NDArray[np.int64]:
         with self.run.timed("clusters"):
