@@ -483,7 +483,11 @@ class _Gains:
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
     def discounted(self, gains: Array, k: int) -> Array:
-        """Return Σ_r≤k gain/log2(r + 1) / Σ_r≤min(k, |Y_i|) 1/log2(r + 1) for each point (R,)."""
+        """Return the discounted gain of each point (R,), divided by that of a perfect ranking.
+
+        The gain at rank r is divided by log2(r + 1). A perfect ranking has gains of 1 for the first
+        min(k, |Y_i|) ranks.
+        """
         ideal = self._ideal[np.minimum(k, self.n_true)]
         sums: Array = gains[:, :k] @ self.discounts[: gains[:, :k].shape[1]]
         shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)

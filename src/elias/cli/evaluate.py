@@ -292,7 +292,7 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
 
 
 def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Return the title and the table of the weakest groups."""
+    """Return the title and the table of the groups of points or labels with the lowest metrics."""
     from elias.metrics import MIN_GROUP, large_groups
 
     if not rows:

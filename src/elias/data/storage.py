@@ -145,7 +145,7 @@ class DiskTexts(Sequence[str]):
 
     @property
     def digest(self) -> str:
-        """Return a hash of the texts without reading them."""
+        """Return the hash of the texts that was stored with them, and of the rows, if not all."""
         if self.rows is None:
             return self._digest
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<i8").data)

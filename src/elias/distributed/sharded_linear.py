@@ -91,7 +91,10 @@ class ShardedRows(LinearRows):
     def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return, for this process's points, the top k labels of each process and their logits."""
+        """Return labels and logits for the points of this process.
+
+        They are the k best labels of each process's rows of W_L, joined.
+        """
         world, most = self.world, self.max_points
         everyone = world.all_gather(_pad_rows(embedding, most, 0), "embeddings and labels")
         own_blocked = None if blocked is None else blocked[world.rank :: world.size]

@@ -31,7 +31,7 @@ class AdamWRates(NamedTuple):
 
 
 class RowState(NamedTuple):
-    """Moments of a table, and the step that last updated each row."""
+    """AdamW moments of a table, and the step in which each row was last updated."""
 
     mean: Float[Tensor, "R D"]
     variance: Float[Tensor, "R D"]

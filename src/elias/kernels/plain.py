@@ -167,9 +167,9 @@ def shortlist_bce(
 
 
 def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss −log(1−p) of negative labels, and its gradients with respect to z and log ŷ.
+    """Return the loss −log(1−p), p = σ(z)·ŷ, and its gradients with respect to z and log ŷ.
 
-    The results are accurate for z ≤ 15.
+    The results are accurate for z ≤ 15. `_fix_exceptions` computes the other slots.
     """
     small = torch.exp(-z.abs())
     larger = 1 / (1 + small)

@@ -106,7 +106,7 @@ class Interruption:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Record the first signal in this block instead of stopping at once."""
+        """Record the first signal in this block in `signal`, instead of stopping at once."""
         self._deferred = True
         try:
             yield

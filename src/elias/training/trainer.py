@@ -388,8 +388,8 @@ class Trainer:
         stage = self.config.stages[position]
         if model is None:
             raise ConfigError(
-                f"stages.{stage.name}.learn_graph: the first stage must score every label or use "
-                "a fixed graph, or training must start from a model"
+                f"stages.{stage.name}.learn_graph: the first stage cannot learn the graph; add a "
+                "stage before it, or start from a trained model with init_from (--init-from)"
             )
         if model.graph.learned:
             return model, partition

@@ -606,7 +606,7 @@ def _sort_heap(top: Array, top_log: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _sift(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Replace the root of a heap, in which no entry ranks before its children."""
+    """Replace the root of a heap by a label, and move it down until the order is restored."""
     at, child = 0, 1
     while child < top.shape[0]:
         right = child + 1
