@@ -236,9 +236,10 @@ class Trainer:
             return None
         texts_of_labels = self.corpus.label_table.take(used.tolist()).texts()
         tokens = tokenize(texts_of_labels, encoder)
-        ones, starts = np.ones(len(used), dtype=labels.dtype), np.arange(len(used) + 1)
-        own = csr_matrix((ones, used, starts), shape=(len(used), labels.shape[1]))
-        self.label_texts = Points(tokens, own)
+        if isinstance(encoder, BagEncoder):  # with a transformer, this was not measured
+            ones, starts = np.ones(len(used), dtype=labels.dtype), np.arange(len(used) + 1)
+            own = csr_matrix((ones, used, starts), shape=(len(used), labels.shape[1]))
+            self.label_texts = Points(tokens, own)
         return LabelPoints(tokens, targets[used], copies[used].astype(np.float64))
 
     def _check_memory(self, bow: csr_matrix) -> None:
@@ -335,7 +336,7 @@ class Trainer:
     def _train_by_contrast(self) -> None:
         """Train a bag encoder on label texts before the first stage, on rank 0."""
         encoder, texts, stage = self.encoder, self.label_texts, self.config.stages[0]
-        if texts is None or not isinstance(encoder, BagEncoder):
+        if texts is None:
             return
 
         def train() -> None:
