@@ -70,6 +70,12 @@ _BY_FEATURE = "by_feature"
 """Key of the entry that says that the ranker's weights are stored by feature, not by label."""
 _BLOCK = 2**16
 """Columns per block of a compact ranker, so that column numbers fit in 16 bits."""
+_LEVELS = "levels"
+"""Key of the entry that says that a compact ranker has weights in 8 bits, not in float16."""
+_N_LEVELS = 127
+"""Sizes of weights in 8 bits, besides 0."""
+_LEVEL_RANGE = 1000
+"""Largest ratio of the highest to the lowest of these sizes."""
 _MAX_NGRAM = 100
 """Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
@@ -87,8 +93,8 @@ def save_model(
     Args:
         elias: The model.
         folder: A new or empty folder. It appears only when all files are complete.
-        compact: Store matrices in 8 bits with one scale per row, and the ranker in 16 bits. None
-            does this only if the model was loaded from a folder saved with ``compact``.
+        compact: Store weights in 8 bits. None does this only if the model was loaded from a folder
+            saved with ``compact``.
         overwrite: Replace the model that is saved in ``folder``.
 
     Raises:
@@ -424,6 +430,7 @@ def save_reranker(reranker: Reranker, folder: Path, *, compact: bool = False) ->
         "mixture": reranker.mixture,
         "sharpness": float(reranker.sharpness),
         files.COMPACT: compact,
+        _LEVELS: compact,
     }
 
 
@@ -498,7 +505,11 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
     }
     for name, (n_rows, n_columns) in _weight_shapes(entry).items():
         n_rows *= _n_blocks(n_columns) if compact else 1
-        expected[f"{name}.values"] = ("float16" if compact else "float32", (None,))
+        dtype = "float16" if compact else "float32"
+        if entry.get(_LEVELS):
+            dtype = "int8"
+            expected[f"{name}.levels"] = ("float32", (_N_LEVELS + 1,))
+        expected[f"{name}.values"] = (dtype, (None,))
         expected[f"{name}.columns"] = ("uint16" if compact else "int32", (None,))
         expected[f"{name}.starts"] = ("int64", (n_rows + 1,))
     if entry["reads_text"]:
@@ -538,20 +549,41 @@ def _weight_shapes(entry: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 def _sparse_arrays(name: str, weights: csr_matrix, *, compact: bool) -> dict[str, NDArray[Any]]:
     """Return the arrays in which weights of a ranker are stored.
 
-    If ``compact``, they are float16 and their columns take 16 bits: each row is cut into blocks of
-    `_BLOCK` columns, which are stored as rows.
+    If ``compact``, weights take 8 bits (see `_round_to_levels`) and their columns 16 bits: each row
+    is cut into blocks of `_BLOCK` columns, which are stored as rows.
     """
-    if compact:
-        n_rows, n_columns = weights.shape
-        n_blocks = _n_blocks(n_columns)
-        parts = (weights.data, weights.indices, weights.indptr)
-        padded = csr_matrix(parts, shape=(n_rows, n_blocks * _BLOCK))
-        weights = csr_matrix(padded.reshape((n_rows * n_blocks, _BLOCK)))
+    if not compact:
+        return {
+            f"{name}.values": weights.data.astype(np.float32, copy=False),
+            f"{name}.columns": weights.indices.astype(np.int32, copy=False),
+            f"{name}.starts": weights.indptr.astype(np.int64, copy=False),
+        }
+    n_rows, n_columns = weights.shape
+    n_blocks = _n_blocks(n_columns)
+    parts = (weights.data, weights.indices, weights.indptr)
+    padded = csr_matrix(parts, shape=(n_rows, n_blocks * _BLOCK))
+    blocks = csr_matrix(padded.reshape((n_rows * n_blocks, _BLOCK)))
+    values, levels = _round_to_levels(blocks.data)
     return {
-        f"{name}.values": weights.data.astype(np.float16 if compact else np.float32, copy=False),
-        f"{name}.columns": weights.indices.astype(np.uint16 if compact else np.int32, copy=False),
-        f"{name}.starts": weights.indptr.astype(np.int64, copy=False),
+        f"{name}.values": values,
+        f"{name}.levels": levels,
+        f"{name}.columns": blocks.indices.astype(np.uint16),
+        f"{name}.starts": blocks.indptr.astype(np.int64),
     }
+
+
+def _round_to_levels(weights: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Round the size of each weight to the nearest of 128 levels.
+
+    The levels are 0 and a geometric sequence, so that small and large weights have the same
+    relative error. Return the signed number of each weight's level, and the levels.
+    """
+    sizes = np.abs(weights)
+    highest = max(sizes.max(initial=0), np.finfo(np.float32).tiny * _LEVEL_RANGE)
+    lowest = max(sizes.min(initial=highest), highest / _LEVEL_RANGE)
+    levels = np.append(0, np.geomspace(lowest, highest, _N_LEVELS)).astype(np.float32)
+    numbers = np.searchsorted((levels[:-1] + levels[1:]) / 2, sizes)
+    return (numbers * np.sign(weights)).astype(np.int8), levels
 
 
 def _load_sparse(
@@ -568,8 +600,14 @@ def _load_sparse(
     else:
         n_rows, n_columns = shape
         n_blocks = _n_blocks(n_columns)
-        values = {f"{name}.values": arrays[f"{name}.values"].astype(np.float32)}
-        blocks = _csr(path, name, {**arrays, **values}, (n_rows * n_blocks, _BLOCK))
+        values, levels = arrays[f"{name}.values"], arrays.get(f"{name}.levels")
+        if levels is None:  # float16, as earlier versions stored weights
+            values = values.astype(np.float32)
+        else:
+            numbers = np.minimum(np.abs(values.astype(np.int16)), _N_LEVELS)  # |−128| is no level
+            values = levels[numbers] * np.sign(values)
+        whole = {**arrays, f"{name}.values": values}
+        blocks = _csr(path, name, whole, (n_rows * n_blocks, _BLOCK))
         padded = csr_matrix(blocks.reshape((n_rows, n_blocks * _BLOCK)))
         if (padded.indices >= n_columns).any():
             raise damaged_file(path, f"{name}.columns has a column outside 0..{n_columns - 1}")
