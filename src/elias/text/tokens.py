@@ -1,26 +1,17 @@
 """Store tokenized texts as ragged arrays, and cache them on disk by a hash of their content.
 
 Texts on disk are tokenized chunk by chunk. The tokenizer of a transformer has its own threads.
-Words and n-grams are looked up in Python, where threads do not help. Several worker processes
-therefore tokenize a range of the texts each:
-
-    python -m elias.text.tokens JOB BEGIN END PART
-
-Unlike a ``multiprocessing`` process, a worker does not import the program that calls `elias.train`.
+Words and n-grams are looked up in Python, where threads do not help, so several worker processes
+tokenize the chunks. The workers are those of loky, a part of joblib. Unlike a ``multiprocessing``
+process, a worker of loky does not import the program that calls `elias.train`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +26,7 @@ from elias.data.atomic import (
     write_manifest,
 )
 from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
-from elias.errors import DataError
+from elias.errors import DataError, quoted
 from elias.progress import progress, progress_disabled
 from elias.text.vectorizer import Featurizer, unit_rows
 
@@ -53,7 +44,6 @@ _FORMAT = 4
 _ROWS = 1 << 16  # rows of features scaled at a time
 _CHUNK = 8192  # texts on disk tokenized at a time
 _TEXTS_PER_WORKER = 50_000  # minimum number of texts for each worker process
-_JOB_FILE, _IDF_FILE, _ROWS_FILE = "job.json", "idf.npy", "rows.npy"
 _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -247,8 +237,10 @@ def _read(folder: Path) -> Tokens:
     return Tokens(offsets, ids, weights if has_weights else None, n_truncated=int(truncated))
 
 
-def _store(chunks: Iterable[Tokens], folder: Path) -> None:
-    """Write the tokens of consecutive texts into an empty folder."""
+def _store(
+    chunks: Iterable[Tokens], folder: Path, advance: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write the tokens of consecutive texts into an empty folder, and report the progress."""
     lengths, n_truncated = [np.zeros(1, np.int64)], 0
     with (
         ArrayWriter(folder / "ids.npy", "<i4") as ids,
@@ -260,6 +252,7 @@ def _store(chunks: Iterable[Tokens], folder: Path) -> None:
                 weights.append(tokens.weights)
             lengths.append(tokens.lengths)
             n_truncated += tokens.n_truncated
+            advance(len(tokens))
     np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
     np.save(folder / "truncated.npy", np.int64(n_truncated))
 
@@ -271,103 +264,47 @@ def _tokenize_on_disk(
     featurizer: Featurizer | None,
 ) -> None:
     """Tokenize texts on disk into a folder. If ``featurizer`` is given, use several processes."""
+    ranges = [slice(start, start + _CHUNK) for start in range(0, len(texts), _CHUNK)]
     n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
     with progress("Tokenizing", len(texts)) as advance, progress_disabled():
+        chunks: Iterable[Tokens] = (tokenize(texts[rows]) for rows in ranges)
         if featurizer is not None and n_workers > 1:
-            _run_workers(texts, folder, featurizer, n_workers, advance)
-        else:
-            _store(_chunks(texts, 0, len(texts), tokenize, advance), folder)
+            chunks = _run_workers(texts, featurizer, ranges, n_workers)
+        _store(chunks, folder, advance)
 
 
 def _n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chunks(
-    texts: DiskTexts,
-    begin: int,
-    end: int,
-    tokenize: Callable[[Sequence[str]], Tokens],
-    advance: Callable[[int], None],
-) -> Iterator[Tokens]:
-    """Yield the tokens of the texts ``begin`` to ``end - 1``, chunk by chunk."""
-    for start in range(begin, end, _CHUNK):
-        tokens = tokenize(texts[start : min(start + _CHUNK, end)])
-        yield tokens
-        advance(len(tokens))
-
-
 def _run_workers(
-    texts: DiskTexts,
-    folder: Path,
-    featurizer: Featurizer,
-    n_workers: int,
-    advance: Callable[[int], None],
-) -> None:
-    """Tokenize all texts with several processes, and concatenate their results."""
-    job = folder / "job"
-    job.mkdir()
-    names = ("words", "ngrams", "char_ngrams", "word_ngrams")
-    vocabulary = {name: getattr(featurizer, name) for name in names}
-    tree = {"texts": str(texts.folder.resolve()), "vocabulary": vocabulary}
-    (job / _JOB_FILE).write_text(json.dumps(tree), encoding="utf8")
-    np.save(job / _IDF_FILE, featurizer.idf)
-    if texts.rows is not None:
-        np.save(job / _ROWS_FILE, texts.rows)
-    bounds = np.linspace(0, len(texts), n_workers + 1).astype(int).tolist()
-    parts = [job / f"part-{number}" for number in range(n_workers)]
-    workers = [_start(job, *each) for each in zip(bounds[:-1], bounds[1:], parts, strict=True)]
-    with ThreadPoolExecutor(n_workers) as pool:
-        try:
-            list(pool.map(partial(_follow, advance=advance), workers, parts))
-        except BaseException:
-            for worker in workers:
-                worker.kill()
-            raise
-    _store(map(_read, parts), folder)
-    shutil.rmtree(job)
+    texts: DiskTexts, featurizer: Featurizer, ranges: list[slice], n_workers: int
+) -> Iterator[Tokens]:
+    """Yield the tokens of each range of the texts. Several processes compute them."""
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    job = (texts.folder, texts.rows, featurizer)
+    one_thread = dict.fromkeys(_ONE_THREAD, "1")
+    pool = ProcessPoolExecutor(n_workers, initializer=_start, initargs=job, env=one_thread)
+    try:
+        yield from pool.map(_work, ranges)
+    except Exception as error:
+        problem = f"a tokenizer process failed ({quoted(error)})"
+        raise DataError(f"{problem}; run the same command again") from error
+    finally:
+        pool.shutdown(kill_workers=True)
 
 
-def _start(job: Path, begin: int, end: int, part: Path) -> subprocess.Popen[str]:
-    import elias
-
-    part.mkdir()
-    package = str(Path(elias.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path} | dict.fromkeys(_ONE_THREAD, "1")
-    command = [sys.executable, "-m", __name__, str(job), str(begin), str(end), str(part)]
-    with (part / "stderr").open("wb") as stderr:
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-        )
+_job: tuple[DiskTexts, Featurizer]  # of a worker process
 
 
-def _follow(worker: subprocess.Popen[str], part: Path, advance: Callable[[int], None]) -> None:
-    """Wait for a worker process, and show its progress."""
-    assert worker.stdout is not None
-    with worker.stdout:
-        for line in worker.stdout:
-            advance(int(line))
-    if worker.wait() != 0:
-        output = (part / "stderr").read_text(encoding="utf8", errors="replace").strip()
-        reason = output.splitlines()[-1] if output else f"exit code {worker.returncode}"
-        raise DataError(f"a tokenizer process failed ({reason}); run the same command again")
+def _start(folder: Path, rows: NDArray[np.int64] | None, featurizer: Featurizer) -> None:
+    """Open the texts in a worker process."""
+    global _job
+    _job = DiskTexts(folder, "", rows), featurizer
 
 
-def _work(job: Path, begin: int, end: int, part: Path) -> None:
-    """Tokenize a range of texts into a folder. This function runs in a worker process."""
-    tree = json.loads((job / _JOB_FILE).read_text(encoding="utf8"))
-    featurizer = Featurizer(**tree["vocabulary"], idf=np.load(job / _IDF_FILE))
-    file = job / _ROWS_FILE
-    rows = np.load(file, mmap_mode="r") if file.exists() else None
-    texts = DiskTexts(Path(tree["texts"]), "", rows)
-
-    def tokenize(chunk: Sequence[str]) -> Tokens:
-        return Tokens.from_csr(featurizer.transform(chunk))
-
-    advance = partial(print, flush=True)  # the parent process counts the texts
-    _store(_chunks(texts, begin, end, tokenize, advance), part)
-
-
-if __name__ == "__main__":
-    _work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+def _work(rows: slice) -> Tokens:
+    """Tokenize a range of the texts in a worker process."""
+    texts, featurizer = _job
+    return Tokens.from_csr(featurizer.transform(texts[rows]))
