@@ -8,14 +8,10 @@ exits with code 2. Any other exception is a bug, and its traceback is shown.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from heapq import nlargest
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
+from pathlib import Path
 
 _LONGEST_MESSAGE = 900
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed

@@ -12,20 +12,16 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import elias
 from elias.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
 
 MANIFEST_FILE = "manifest.json"
 _HEADER_BYTES = 128

@@ -10,14 +10,15 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, mark_in_use, new_cache_entry
@@ -46,12 +47,6 @@ from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean, quoted
 from elias.labels import LabelTable
 from elias.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,11 +29,8 @@ from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import track
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    Row = tuple[str, list[str]]
-    """A title and its sorted label names."""
+Row = tuple[str, list[str]]
+"""A title and its sorted label names."""
 
 
 logger = logging.getLogger(__name__)

@@ -6,26 +6,22 @@ import json
 import logging
 import re
 import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
+from elias.config import ResolvedConfig
+from elias.data.corpus import Corpus, Split
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS, training_groups
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError
 from elias.labels import LabelTable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
-    from elias.config import ResolvedConfig
-    from elias.data.corpus import Corpus, Split
-
-    Rows = NDArray[np.int64]
+Rows = NDArray[np.int64]
 
 
 logger = logging.getLogger(__name__)

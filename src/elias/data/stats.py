@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from elias.data.corpus import Corpus, Split
 from elias.data.groups import count_groups, repeats, text_keys
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.data.corpus import Corpus, Split
-
-    _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 PERCENTILES = (10, 50, 90, 99)

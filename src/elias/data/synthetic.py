@@ -12,10 +12,12 @@ Points are drawn in chunks, each with its own random generator.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.data.atomic import staged_folder
@@ -25,12 +27,7 @@ from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import progress
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 logger = logging.getLogger(__name__)

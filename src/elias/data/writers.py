@@ -22,11 +22,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
-from scipy.sparse import save_npz
+from scipy.sparse import csr_matrix, save_npz
 
 from elias.data.atomic import staged_file, staged_folder
+from elias.data.corpus import Corpus, Split
 from elias.data.readers import xmc
 from elias.data.readers.base import SHORT
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
@@ -34,12 +35,6 @@ from elias.data.readers.files import data_error, sanitize, suffix_of
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
 from elias.data.readers.npz import PECOS, RAW, FileNames
 from elias.errors import DataError, did_you_mean
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
-    from elias.data.corpus import Corpus, Split
-
 
 logger = logging.getLogger(__name__)
 

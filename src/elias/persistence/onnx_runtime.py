@@ -8,20 +8,16 @@ transformers, tokenizers. The distribution elias-xmc-runtime has only this modul
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elias.errors import DataError, ModelError
 from elias.predictions import PADDING_SCORE, Predictions, Ranking
 from elias.text.vectorizer import Featurizer, weigh_terms, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
 
 METADATA = "elias"
 """Metadata key whose value is JSON with ``format``, ``labels``, ``top_k`` and ``encoder``."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
-    from elias.text.tokens import Tokens
-
+from elias.text.tokens import Tokens
 
 T = TypeVar("T")
 

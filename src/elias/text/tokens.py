@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from elias.data.atomic import (
     ArrayWriter,
@@ -29,13 +31,6 @@ from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pa
 from elias.errors import DataError, quoted
 from elias.progress import progress, progress_disabled
 from elias.text.vectorizer import Featurizer, unit_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
 
 logger = logging.getLogger(__name__)
 

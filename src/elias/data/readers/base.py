@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.data.readers.files import data_error, line_chunks, read_lines, short_repr
 from elias.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
 
 SHORT = {"train": "trn", "validation": "val", "test": "tst"}
 """The short name of each split in npz and XMC folders."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from elias.data.readers.base import ReadOptions
 from elias.data.readers.files import data_error
-from elias.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from elias.data.readers.base import ReadOptions
-    from elias.errors import DataError
-
+from elias.errors import DataError, did_you_mean
 
 TEXT_COLUMNS = (
     *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),

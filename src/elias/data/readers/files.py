@@ -12,15 +12,12 @@ import io
 import re
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from elias.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 CHUNK_ROWS = 1 << 14
 """Maximum number of rows in a chunk."""

@@ -10,9 +10,10 @@ import json
 import logging
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.parsers import expat
 
 from elias.data.readers import base
@@ -36,10 +37,6 @@ from elias.data.readers.table import Rows, TableFile
 from elias.errors import quoted
 from elias.labels import LabelTable
 from elias.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 logger = logging.getLogger(__name__)
 

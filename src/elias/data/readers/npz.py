@@ -16,20 +16,17 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 from scipy.sparse import csr_matrix, load_npz
 
 from elias.data.readers import base
 from elias.data.readers.files import check_ratio, data_error, open_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 _MAX_EMPTY_ROWS = 1_000_000  # number of rows up to which most rows of a matrix may be empty
 _MAX_TEXT_BYTES = 4096  # maximum size of the zip members that contain the format and the shape

@@ -8,15 +8,12 @@ unpacked, from the metadata and the lengths of the dictionary's values.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from elias.data.readers import files
 from elias.data.readers.files import data_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 _ROWS = 1024  # maximum number of rows read at a time
 _BATCH_BYTES = 32 << 20  # approximate maximum size of these rows, except for cells that are lists

@@ -19,13 +19,16 @@ import re
 import warnings
 import zipfile
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elias.data.groups import cell_keys
 from elias.data.readers import base, files, label_cells
@@ -54,14 +57,8 @@ from elias.data.readers.parquet import open_parquet, parquet_rows
 from elias.errors import DataError, quoted
 from elias.progress import progress
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    Cells = Iterator[tuple[int, list[Any]]]
-    """Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
+Cells = Iterator[tuple[int, list[Any]]]
+"""Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from elias.data.readers import base
 from elias.data.readers.columns import check_columns
@@ -32,16 +36,7 @@ from elias.data.readers.files import data_error, line_chunks, short_repr
 from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
 from elias.data.readers.table import Rows, TableFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
-    from elias.errors import DataError
-
+from elias.errors import DataError
 
 LABEL_MATRIX = "{}_X_Y.txt"
 FEATURE_MATRIX = "{}_X_Xf.txt"
