@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from elias.errors import DataError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+LabelRow: TypeAlias = tuple[str, str, tuple[str, ...], str, tuple[str, ...]]
+"""Name, id, synonyms, description and broader labels of a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +57,18 @@ class LabelTable(Sequence[str]):
         return names if isinstance(names, LabelTable) else cls(tuple(names))
 
     @classmethod
-    def from_columns(
-        cls,
-        names: Iterable[str],
-        ids: Iterable[str],
-        synonyms: Iterable[Sequence[str]],
-        descriptions: Iterable[str],
-        broader: Iterable[Sequence[str]],
-    ) -> LabelTable:
-        """Return a table without the columns that are empty for every label."""
-        columns: tuple[Any, ...] = (
-            tuple(ids),
-            tuple(map(tuple, synonyms)),
-            tuple(descriptions),
-            tuple(map(tuple, broader)),
-        )
-        return cls(tuple(names), *(column if any(column) else None for column in columns))
+    def from_rows(cls, rows: Iterable[LabelRow]) -> LabelTable:
+        """Return a table of labels. Columns that are empty for every label become None.
+
+        Each row has the name, id, synonyms, description and broader labels of a label.
+        """
+        names, *details = zip(*rows, strict=True)
+        return cls(names, *(column if any(column) else None for column in details))
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """Return the names, ids, synonyms, descriptions and broader labels. Each may be None."""
+        return self.names, self.ids, self.synonyms, self.descriptions, self.broader
 
     def __len__(self) -> int:
         """Return L."""
@@ -90,8 +89,7 @@ class LabelTable(Sequence[str]):
     @property
     def has_details(self) -> bool:
         """Return whether the table has ids, synonyms, descriptions or broader labels."""
-        columns = (self.ids, self.synonyms, self.descriptions, self.broader)
-        return any(column is not None for column in columns)
+        return any(column is not None for column in self.columns[1:])
 
     def id(self, label: int) -> str | None:
         """Return the id of a label in the user's vocabulary, or None if it does not have one."""
@@ -102,17 +100,10 @@ class LabelTable(Sequence[str]):
         synonyms = () if self.synonyms is None else self.synonyms[label]
         return synonyms, None if self.descriptions is None else self.descriptions[label] or None
 
-    def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str, tuple[str, ...]]]:
+    def rows(self) -> Iterator[LabelRow]:
         """Yield name, id, synonyms, description and broader labels of each label."""
-        blank, empty = ("",) * len(self), ((),) * len(self)
-        return zip(
-            self.names,
-            self.ids or blank,
-            self.synonyms or empty,
-            self.descriptions or blank,
-            self.broader or empty,
-            strict=True,
-        )
+        defaults = zip(self.columns, ("", "", (), "", ()), strict=True)
+        return zip(*(column or (default,) * len(self) for column, default in defaults), strict=True)
 
     def texts(self) -> list[str]:
         """Return the label text of each label: its name, synonyms and description."""
@@ -124,17 +115,13 @@ class LabelTable(Sequence[str]):
     def take(self, labels: Iterable[int]) -> LabelTable:
         """Return the table of some labels, in the given order."""
         chosen = list(labels)
-
-        def pick(column: tuple[Any, ...] | None) -> Any:
-            return None if column is None else tuple(column[label] for label in chosen)
-
-        columns = (self.names, self.ids, self.synonyms, self.descriptions, self.broader)
-        return LabelTable(*map(pick, columns))
+        columns: Any = (c and tuple(c[label] for label in chosen) for c in self.columns)
+        return LabelTable(*columns)
 
     def __add__(self, other: LabelTable) -> LabelTable:
         """Return a table with the labels of this table, followed by the labels of ``other``."""
         rows = [*self.rows(), *other.rows()]
-        return LabelTable.from_columns(*zip(*rows, strict=True)) if rows else self
+        return LabelTable.from_rows(rows) if rows else self
 
     def rename(self, label: int, name: str) -> LabelTable:
         """Return a copy in which a label has another name."""

@@ -404,7 +404,7 @@ def hierarchy_metrics(
         closure = wider
     true = sparse.csr_matrix(truth, dtype=bool)
     true_extended, near_true = true @ closure, true @ (steps + steps.T)
-    values: dict[str, dict[int, float]] = {"hP": {}, "hR": {}, "hF": {}, "near": {}}
+    values = {}
     for k in ks:
         scores = predictions.top(k).to_csr()
         scores.data[:] = 1  # a score may be 0
@@ -413,13 +413,12 @@ def hierarchy_metrics(
         shared = extended.multiply(true_extended).nnz
         wrong = predicted > predicted.multiply(true)
         n_predicted, n_true = extended.nnz, true_extended.nnz
-        values["hP"][k] = shared / max(n_predicted, 1)
-        values["hR"][k] = shared / max(n_true, 1)
-        values["hF"][k] = 2 * shared / max(n_predicted + n_true, 1)
-        values["near"][k] = wrong.multiply(near_true).nnz / max(wrong.nnz, 1)
-    return Metrics(
-        {f"{kind}@{k}": 100 * value for kind, row in values.items() for k, value in row.items()}
-    )
+        values["hP", k] = shared / max(n_predicted, 1)
+        values["hR", k] = shared / max(n_true, 1)
+        values["hF", k] = 2 * shared / max(n_predicted + n_true, 1)
+        values["near", k] = wrong.multiply(near_true).nnz / max(wrong.nnz, 1)
+    names = ((kind, k) for kind in ("hP", "hR", "hF", "near") for k in ks)
+    return Metrics({f"{kind}@{k}": 100 * values[kind, k] for kind, k in names})
 
 
 def _label_counts(
@@ -477,8 +476,12 @@ class _Gains:
         self.n_true = chunk.n_true
         self.hits = chunk.hits.astype(np.float64)  # (R, k) for the largest k
         self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
-        # the largest w among the true labels Y_i of each point, descending
-        self.best = _largest(chunk, weights[chunk.true_ids], best_width)
+        # the largest w among the true labels Y_i of each point, descending, padded with zeros
+        values, rows, n_true = weights[chunk.true_ids], chunk.true_rows, chunk.n_true
+        column = np.arange(len(values)) - np.repeat(n_true.cumsum() - n_true, n_true)
+        mask = column < best_width
+        self.best = np.zeros((len(n_true), best_width))
+        self.best[rows[mask], column[mask]] = values[np.lexsort((-values, rows))][mask]
         self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
@@ -493,28 +496,16 @@ class _Gains:
         shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)
         return shares
 
-    def recall(self, k: int) -> Array:
-        """Return the share of each point's true labels among its top k predictions (R,)."""
-        shares: Array = self.hits[:, :k].sum(axis=1) / np.maximum(self.n_true, 1)
-        return shares
-
-
-def _largest(chunk: _Chunk, values: Array, width: int) -> Array:
-    """Return the ``width`` largest values of each point, descending, padded with zeros."""
-    order = np.lexsort((-values, chunk.true_rows))
-    column = np.arange(len(values)) - np.repeat(chunk.n_true.cumsum() - chunk.n_true, chunk.n_true)
-    mask = column < width
-    largest = np.zeros((len(chunk.n_true), width))
-    largest[chunk.true_rows[mask], column[mask]] = values[order][mask]
-    return largest
-
 
 KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
     "P": lambda g, k: (g.hits[:, :k].sum() / k, len(g.hits)),
     "nDCG": lambda g, k: (g.discounted(g.hits, k).sum(), len(g.hits)),
     "PSP": lambda g, k: (g.weighted[:, :k].sum(), g.best[:, :k].sum()),
     "PSnDCG": lambda g, k: (g.discounted(g.weighted, k).sum(), g.discounted(g.best, k).sum()),
-    "R": lambda g, k: (g.recall(k).sum(), int(np.count_nonzero(g.n_true))),
+    "R": lambda g, k: (
+        (g.hits[:, :k].sum(axis=1) / np.maximum(g.n_true, 1)).sum(),
+        int(np.count_nonzero(g.n_true)),
+    ),
 }
 """Functions that return the numerator and the denominator of each kind of metric at k."""
 

@@ -126,7 +126,8 @@ def build(cls: type[T], tree: Mapping[str, Any]) -> T:
     unknown = list(_unknown_keys(cls, tree, ""))
     if unknown:
         raise ConfigError("; ".join(unknown))
-    return _build(cls, tree, "")
+    built: T = _convert(cls, dict(tree), "")
+    return built
 
 
 def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
@@ -144,13 +145,8 @@ def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
             yield f"unknown key {where + key!r}{_key_hint(where + key, key, hints)}"
 
 
-def _build(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
-    """Build ``cls`` from a mapping with known keys. Errors prefix each key with ``where``."""
-    hints = get_type_hints(cls)
-    return cls(**{key: _convert(hints[key], value, where + key) for key, value in tree.items()})
-
-
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Convert a value of a file to the type ``hint``. Errors call the value ``where``."""
     origin = get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None:
@@ -164,39 +160,32 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be one of {choices}, not {value!r}{similar}")
         return value
     if origin is tuple:
-        return _convert_tuple(get_args(hint), value, where)
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, not {value!r}")
+        inner = get_args(hint)
+        if inner[-1] is Ellipsis:
+            inner = inner[:1] * len(value)
+        if len(inner) != len(value):
+            raise ConfigError(f"{where} must have {len(inner)} values, not {len(value)}")
+        keys = [f"{where}.{_item_key(i, item)}" for i, item in enumerate(value)]
+        return tuple(map(_convert, inner, value, keys))
     if is_dataclass(hint):
         if not isinstance(value, dict):
             raise ConfigError(f"{where} must be a table of keys, not {value!r}")
-        return _build(typing.cast("type[Any]", hint), value, where + ".")
-    return _convert_scalar(hint, value, where)
-
-
-def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} must be a list, not {value!r}")
-    inner = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-    if len(inner) != len(value):
-        raise ConfigError(f"{where} must have {len(inner)} values, not {len(value)}")
-    pairs = zip(inner, value, strict=True)
-    return tuple(
-        _convert(hint, item, f"{where}.{_item_key(i, item)}")
-        for i, (hint, item) in enumerate(pairs)
-    )
+        hints, prefix = get_type_hints(hint), f"{where}." if where else ""
+        values = {key: _convert(hints[key], item, prefix + key) for key, item in value.items()}
+        return typing.cast("type[Any]", hint)(**values)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{where} must be {_ARTICLE[hint]}, not {value!r}")
+    return value
 
 
 def _item_key(i: int, item: Any) -> str:
     """Return how messages call an item of a list: by its name if it has one, else by its index."""
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) else str(i)
-
-
-def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} must be {_ARTICLE[hint]}, not {value!r}")
-    return value
 
 
 _ARTICLE = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

@@ -394,18 +394,10 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
 
 def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
     if index.kind == "all":  # one cluster that holds every label, each with a score of 1
-        return _narrow(
-            ResolvedIndex,
-            index,
-            n_clusters=1,
-            edges_per_cluster=n_labels,
-            beam_size=1,
-            train_clusters=1,
-            shortlist_size=n_labels,
-            train_shortlist=n_labels,
-            alpha=1.0,
-            beta=1.0,
-        )
+        sizes = dict.fromkeys(("n_clusters", "beam_size", "train_clusters"), 1)
+        names = ("edges_per_cluster", "shortlist_size", "train_shortlist")
+        sizes |= dict.fromkeys(names, n_labels)
+        return _narrow(ResolvedIndex, index, **sizes, alpha=1.0, beta=1.0)
     rule = WIDE if n_labels <= MAX_WIDE_LABELS[kind] else PAPER
     clusters = index.n_clusters or n_clusters(n_labels, rule)
     edges = index.edges_per_cluster

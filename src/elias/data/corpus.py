@@ -176,7 +176,7 @@ class Corpus:
         return replace(
             self,
             **splits,
-            label_names=LabelTable.from_columns(*zip(*rows, strict=True)),
+            label_names=LabelTable.from_rows(rows),
             notes={**self.notes, "label table": note},
         )
 

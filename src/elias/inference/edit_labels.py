@@ -198,7 +198,7 @@ def merge_labels(elias: Elias, label: int, into: int) -> Elias:
 def _with_row(table: LabelTable, label: int, row: tuple[Any, ...]) -> LabelTable:
     rows = list(table.rows())
     rows[label] = row
-    return LabelTable.from_columns(*zip(*rows, strict=True))
+    return LabelTable.from_rows(rows)
 
 
 def _each_member(elias: Elias, edit: Any) -> Elias:

@@ -243,42 +243,25 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
 
 def _sections(metadata: Mapping[str, Any]) -> str:
     """Return the tables of metrics, probabilities and data, without empty ones."""
-    groups: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metadata.get("metrics") or {}):
-        groups.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
-    columns = list(dict.fromkeys(name for group in groups.values() for name in group))
-    results = [[title, *(group.get(c, "") for c in columns)] for title, group in groups.items()]
-    in_percent = "In percent.\n\n"
-    return "".join(
-        f"## {title}\n\n{note}{table}\n"
-        for title, note, table in (
-            ("Results", in_percent, markdown_table(["", *columns], results) if results else ""),
-            ("Probabilities", in_percent, _by_split(metadata, _PROBABILITY_ROWS)),
-            ("Data", "", _by_split(metadata, _DATA_ROWS)),
-        )
-        if table
-    )
-
-
-def _by_split(metadata: Mapping[str, Any], rows: Mapping[tuple[str, str, str], str]) -> str:
-    """Return a table with a column for each split, or "" if the metadata has none of the values.
-
-    Args:
-        metadata: Metadata of the model.
-        rows: Title of each row, such as `_DATA_ROWS`.
-    """
-    values: dict[str, dict[str, str]] = {}
-    for path, value in _leaves(metadata):
-        if len(path) == 4 and (title := rows.get((path[0], path[1], path[3]))):
-            shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-            values.setdefault(title, {})[path[2]] = shown
-    splits = list(dict.fromkeys(split for row in values.values() for split in row))
-    table = [
-        [title, *(values[title].get(split, "") for split in splits)]
-        for title in rows.values()
-        if title in values
-    ]
-    return markdown_table(["", *splits], table) if table else ""
+        results.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
+    tables = {"Results": results}
+    for title, names in (("Probabilities", _PROBABILITY_ROWS), ("Data", _DATA_ROWS)):
+        rows: dict[str, dict[str, str]] = {name: {} for name in names.values()}
+        for path, value in _leaves(metadata):
+            if len(path) == 4 and (name := names.get((path[0], path[1], path[3]))):
+                shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+                rows[name][path[2]] = shown
+        tables[title] = {name: row for name, row in rows.items() if row}
+    sections = ""
+    for title, rows in tables.items():
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+        note = "" if title == "Data" else "In percent.\n\n"
+        table = markdown_table(["", *columns], cells)
+        sections += f"## {title}\n\n{note}{table}\n" if rows else ""
+    return sections
 
 
 def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:

@@ -401,15 +401,14 @@ def write_names(path: Path, names: Iterable[str]) -> None:
 
 def write_labels(path: Path, labels: Sequence[str]) -> None:
     """Write the label table, with the columns of `LABEL_COLUMNS` that the labels have."""
-    table = LabelTable.of(labels)
-    columns: dict[str, Iterable[str]] = {"name": table.names}
-    if table.ids is not None:
-        columns["id"] = table.ids
-    if table.descriptions is not None:
-        columns["description"] = table.descriptions
-    for name, lists in (("synonyms", table.synonyms), ("broader", table.broader)):
-        if lists is not None:
-            columns[name] = [json.dumps(x, ensure_ascii=False) if x else "" for x in lists]
+    columns = {
+        name: column
+        for name, column in zip(LABEL_COLUMNS, LabelTable.of(labels).columns, strict=True)
+        if column is not None
+    }
+    for name in {"synonyms", "broader"} & {*columns}:
+        cells = (json.dumps(x, ensure_ascii=False) if x else "" for x in columns[name])
+        columns[name] = tuple(cells)
     rows = zip(*columns.values(), strict=True)
     lines = ["\t".join(columns), *("\t".join(map(escape, row)) for row in rows)]
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf8"))
@@ -424,25 +423,20 @@ def read_labels(path: Path, n_labels: int) -> Sequence[str]:
     if any(line.count("\t") != len(names) - 1 for line in lines):
         raise damaged_file(path, f"not every line has {len(names)} columns")
     cells = "\t".join(lines).split("\t")  # faster than splitting millions of lines
-    columns = {name: _unescape_all(path, cells[i :: len(names)], 2) for i, name in enumerate(names)}
+    columns: dict[str, Any] = dict.fromkeys(LABEL_COLUMNS)
+    for i, name in enumerate(names):
+        columns[name] = _unescape_all(path, cells[i :: len(names)], 2)
     if names == ["name"]:
-        return columns["name"]
-    lists: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for name in {"synonyms", "broader"} & {*columns}:
+        return tuple(columns["name"])
+    for name in {"synonyms", "broader"} & {*names}:
         try:
-            lists[name] = tuple(tuple(json.loads(cell or "[]")) for cell in columns[name])
-            is_valid = all(isinstance(item, str) for cell in lists[name] for item in cell)
+            columns[name] = tuple(tuple(json.loads(cell or "[]")) for cell in columns[name])
+            is_valid = all(isinstance(item, str) for cell in columns[name] for item in cell)
         except (ValueError, TypeError, RecursionError):
             is_valid = False
         if not is_valid:
             raise damaged_file(path, f"its column {name} must hold JSON lists of names")
-    return LabelTable(
-        columns["name"],
-        columns.get("id"),
-        lists.get("synonyms"),
-        columns.get("description"),
-        lists.get("broader"),
-    )
+    return LabelTable(*columns.values())
 
 
 def read_names(path: Path, n_names: int) -> tuple[str, ...]:

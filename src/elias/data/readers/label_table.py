@@ -35,7 +35,7 @@ from elias.data.readers.label_cells import (
 )
 from elias.data.readers.table import Rows, TableFile
 from elias.errors import quoted
-from elias.labels import LabelTable
+from elias.labels import LabelRow, LabelTable
 from elias.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def read_label_table(
     columns = choose_columns(path, table.names, language)
     is_multilingual = columns["name"].startswith(_LANGUAGE)
     others = [name for name in table.names if is_multilingual and name.startswith(_LANGUAGE)]
-    rows: list[tuple[str, str, Sequence[str], str, Sequence[str]]] = []
+    rows: list[LabelRow] = []
     line_of: dict[str, int] = {}
     n_missing = 0
     for chunk in table.chunks("", [*columns.values(), *others], ()):
@@ -116,7 +116,7 @@ def read_label_table(
     _warn_of_missing_names(path, n_missing, len(rows), language)
     if not rows:
         raise data_error(path, "no label has a name; fill in the column of names")
-    return LabelTable.from_columns(*zip(*rows, strict=True))
+    return LabelTable.from_rows(rows)
 
 
 def _warn_of_missing_names(path: Path, missing: int, total: int, language: str | None) -> None:
@@ -196,7 +196,7 @@ def _cells(rows: Rows, column: str | None) -> list[str]:
     return [cell.strip() for cell in sanitize(cells)[0]]
 
 
-def _split_list(rows: Rows, column: str | None) -> Sequence[Sequence[str]]:
+def _split_list(rows: Rows, column: str | None) -> Sequence[tuple[str, ...]]:
     """Return the names in each cell of a column. Strings are split at ``|``, ``;`` or tabs."""
     if column is None:
         return [()] * len(rows)
@@ -265,7 +265,7 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
     n_missing = sum(not _first(by_language, *wanted) for by_language in names)
     _warn_of_missing_names(path, n_missing, len(concepts), language)
 
-    def rows() -> Iterator[tuple[str, str, list[str], str, list[str]]]:
+    def rows() -> Iterator[LabelRow]:
         for concept, by_language in zip(concepts, names, strict=True):
             listed = _first(by_language, *wanted, *sorted(by_language))
             notes = _first(texts(concept, SKOS.definition, SKOS.scopeNote), *wanted)
@@ -274,16 +274,10 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
             broader |= {*graph.subjects(SKOS.narrower, concept)}
             name = listed[0] if listed else str(concept)
             synonyms = [x for x in dict.fromkeys(_first(others, *wanted)) if x != name]
-            yield name, str(concept), synonyms, " ".join(notes), sorted(map(str, broader))
+            (name, note, *synonyms), _ = sanitize([name, " ".join(notes), *synonyms])
+            yield name, str(concept), tuple(synonyms), note, tuple(sorted(map(str, broader)))
 
-    name_column, ids, synonyms, descriptions, broader = zip(*rows(), strict=True)
-    return LabelTable.from_columns(
-        sanitize(name_column)[0],
-        ids,
-        [sanitize(values)[0] for values in synonyms],
-        sanitize(descriptions)[0],
-        broader,
-    )
+    return LabelTable.from_rows(rows())
 
 
 def _first(by_language: dict[str, list[str]], *languages: str) -> list[str]:
