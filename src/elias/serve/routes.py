@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 
@@ -34,48 +34,33 @@ NameQuery = Annotated[str, Query(max_length=200, description="Parts of a label n
 
 def add_routes(api: FastAPI, backend: Backend) -> None:
     """Add all routes of the API."""
-    _add_model_routes(api, backend)
-    _add_state_routes(api, backend)
-    _add_graph_routes(api, backend)
+    for router in (_text_routes(backend), _state_routes(backend), _index_routes(backend)):
+        api.routes.extend(router.routes)  # include_router would hide their paths from the metrics
 
 
-def _add_model_routes(api: FastAPI, backend: Backend) -> None:
+def _text_routes(backend: Backend) -> APIRouter:
     errors = error_schemas(401, 408, 413, 422, 429, 503)
+    api = APIRouter(tags=["labels of texts"], responses=errors)
     max_inputs = backend.settings.limits.max_inputs
 
-    @api.post(
-        "/predict",
-        response_model=list[list[schemas.ScoredLabel]],
-        responses=errors,
-        tags=["labels of texts"],
-    )
+    @api.post("/predict", response_model=list[list[schemas.ScoredLabel]])
     async def predict(body: schemas.PredictRequest, request: Request) -> Response:
         """Rank the labels of each text, best first."""
         top_k = body.top_k or (TOP_K if body.threshold is None else MAX_LABELS)
         job = Job("predict", body.inputs, top_k, threshold=body.threshold)
         return await _respond(backend, job, max_inputs, request)
 
-    @api.post(
-        "/explain",
-        response_model=list[schemas.Why],
-        responses=errors | error_schemas(404),
-        tags=["labels of texts"],
-    )
+    @api.post("/explain", response_model=list[schemas.Why], responses=error_schemas(404))
     async def explain(body: schemas.ExplainRequest, request: Request) -> Response:
         """Explain the labels of each text by their clusters and the factors of their scores."""
         if body.words and len(body.inputs) > 1:
             raise RequestError(
                 413, "words=true explains one text per request; send one text, or leave out words"
             )
-        job = Job(
-            "explain",
-            body.inputs,
-            body.top_k,
-            paths=body.paths,
-            label=body.label,
-            words=body.words,
-        )
+        job = Job("explain", body.inputs, **body.model_dump(exclude={"inputs"}))
         return await _respond(backend, job, min(MAX_EXPLAINED, max_inputs), request)
+
+    return api
 
 
 async def _respond(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
@@ -132,8 +117,10 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _add_state_routes(api: FastAPI, backend: Backend) -> None:
-    @api.get("/health", responses=error_schemas(503), tags=["state"])
+def _state_routes(backend: Backend) -> APIRouter:
+    api = APIRouter(tags=["state"])
+
+    @api.get("/health", responses=error_schemas(503))
     async def health() -> schemas.Status:
         """Return ok if the process is alive and workers do not die repeatedly."""
         error = backend.settings.health_error()
@@ -141,19 +128,21 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
             raise RequestError(503, error, {"Retry-After": "30"})
         return schemas.Status(status="ok")
 
-    @api.get("/ready", responses=error_schemas(503), tags=["state"])
+    @api.get("/ready", responses=error_schemas(503))
     async def ready() -> schemas.Status:
         """Return ready if a model is loaded and requests are accepted."""
         backend.check_ready()
         return schemas.Status(status="ready")
 
-    @api.get("/info", responses=error_schemas(401, 503), tags=["state"])
+    @api.get("/info", responses=error_schemas(401, 503))
     async def info() -> schemas.Info:
         """Describe the served model and the limits of a request."""
-        served, limits = backend.served, backend.settings.limits
+        served = backend.served
         model, probabilities = served.model, served.model.probabilities
         stages: list[dict[str, Any]] = list(model.metadata.get("metrics", {}).values()) or [{}]
         metrics = stages[-1].get("test") or stages[-1].get("validation") or {}
+        names = ("max_inputs", "max_text", "max_body")
+        limits = {name: getattr(backend.settings.limits, name) for name in names}
         decisions = None
         if probabilities is not None:
             decisions = schemas.Decisions(
@@ -173,15 +162,10 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
             components=list(model.components),
             metrics={name: value for name, value in metrics.items() if value is not None},
             decisions=decisions,
-            limits=schemas.ServedLimits(
-                max_inputs=limits.max_inputs,
-                max_text=limits.max_text,
-                max_body=limits.max_body,
-                max_top_k=MAX_LABELS,
-            ),
+            limits=schemas.ServedLimits(**limits, max_top_k=MAX_LABELS),
         )
 
-    @api.get("/examples", responses=error_schemas(401, 503), tags=["state"])
+    @api.get("/examples", responses=error_schemas(401, 503))
     async def examples() -> schemas.Examples:
         """Return example texts."""
         return schemas.Examples(examples=backend.served.examples)
@@ -190,31 +174,30 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
         "/metrics",
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}}, **error_schemas(401)},
-        tags=["state"],
     )
     def metrics() -> Response:
         """Return the Prometheus metrics of all workers together."""
         return Response(backend.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    return api
 
-def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
-    """Add the routes to browse the index. They are not async, so FastAPI runs them on threads."""
-    errors = error_schemas(401, 404, 422, 503)
-    checks = [Depends(_check_query)]
 
-    @api.get(
-        "/labels",
-        responses=error_schemas(401, 422, 503),
+def _index_routes(backend: Backend) -> APIRouter:
+    """Return the routes to browse the index. They are not async, so FastAPI uses threads."""
+    api = APIRouter(
         tags=["the index"],
-        dependencies=checks,
+        dependencies=[Depends(_check_query)],
+        responses=error_schemas(401, 422, 503),
     )
+
+    @api.get("/labels")
     def labels(q: NameQuery = "", limit: Count = 20) -> schemas.LabelList:
         """Find labels by parts of their names, ignoring case."""
         served = backend.served
-        hits = [_label_hit(served, i) for i in served.search.find(q, limit)]
+        hits = [schemas.LabelHit(**_hit(served, i)) for i in served.search.find(q, limit)]
         return schemas.LabelList(labels=hits)
 
-    @api.get("/labels/{label_id}", responses=errors, tags=["the index"], dependencies=checks)
+    @api.get("/labels/{label_id}", responses=error_schemas(404))
     def label(
         label_id: Id, limit: Count = 20, start: Start = 0, member: Member = 0
     ) -> schemas.LabelPage:
@@ -223,17 +206,13 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         graph = _graph(served, member)
         _check_label(served, label_id)
         edges = graph.clusters(label_id)
-        clusters = [
-            schemas.ClusterEdge(
-                id=edge.id,
-                labels=[served.name(i) for i, _ in graph.labels(edge.id, N_DESCRIBING)],
-                edge_score=edge.score,
-            )
-            for edge in edges[start : start + limit]
-        ]
+        clusters = []
+        for cluster, score in edges[start : start + limit]:
+            names = [served.name(i) for i, _ in graph.labels(cluster, N_DESCRIBING)]
+            clusters.append(schemas.ClusterEdge(id=cluster, labels=names, edge_score=score))
         synonyms, description = served.model.label_table.about(label_id)
         return schemas.LabelPage(
-            **dict(_label_hit(served, label_id)),
+            **_hit(served, label_id),
             synonyms=list(synonyms),
             description=description,
             member=member,
@@ -241,7 +220,7 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             clusters=clusters,
         )
 
-    @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"], dependencies=checks)
+    @api.get("/clusters/{cluster_id}", responses=error_schemas(404))
     def cluster(
         cluster_id: Id, limit: Count = 50, start: Start = 0, member: Member = 0
     ) -> schemas.ClusterPage:
@@ -252,15 +231,12 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             raise RequestError(404, f"there is no cluster {cluster_id}")
         edges = graph.labels(cluster_id)
         labels = [
-            schemas.LabelEdge(
-                id=edge.id,
-                label=served.name(edge.id),
-                uri=served.uri(edge.id),
-                edge_score=edge.score,
-            )
-            for edge in edges[start : start + limit]
+            schemas.LabelEdge(id=i, label=served.name(i), uri=served.uri(i), edge_score=score)
+            for i, score in edges[start : start + limit]
         ]
         return schemas.ClusterPage(id=cluster_id, member=member, n_labels=len(edges), labels=labels)
+
+    return api
 
 
 def _check_query(request: Request) -> None:
@@ -282,7 +258,7 @@ def _check_label(served: ServedModel, label: int) -> None:
         raise RequestError(404, f"there is no label {label}")
 
 
-def _label_hit(served: ServedModel, label: int) -> schemas.LabelHit:
-    name, uri = served.name(label), served.uri(label)
-    frequency = served.model.label_frequency(label)
-    return schemas.LabelHit(id=label, label=name, uri=uri, frequency=frequency)
+def _hit(served: ServedModel, label: int) -> dict[str, Any]:
+    """Return the fields of `schemas.LabelHit` for a label."""
+    known = {"id": label, "label": served.name(label), "uri": served.uri(label)}
+    return {**known, "frequency": served.model.label_frequency(label)}
