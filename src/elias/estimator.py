@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 from sklearn.base import BaseEstimator
+from sklearn.preprocessing import MultiLabelBinarizer
 from sklearn.utils.validation import check_is_fitted
 
 from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
-from elias.data.readers.base import csr_from_lists
 from elias.data.readers.files import sanitize
 from elias.errors import DataError
 from elias.inference.predictor import EVALUATED, Elias
@@ -163,9 +163,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if len(texts) != len(sets):
             raise DataError(f"X has {len(texts)} texts, but y has labels for {len(sets)}")
         known = set(self.classes_.tolist())
-        new = sorted(
-            {label for labels in (*sets, tuple(classes or ())) for label in labels} - known
-        )
+        new = sorted(set().union(*sets, classes or ()) - known)
         if not new:
             return self
         examples = {
@@ -173,9 +171,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             for label in new
         }
         self.model_ = self.model_.add_labels(list(examples), examples)
-        joined = np.empty(len(self.classes_) + len(new), dtype=object)
-        joined[:] = [*self.classes_, *new]
-        self.classes_ = joined
+        self.classes_ = np.array([*self.classes_, *new], dtype=object)
         return self
 
     def config(self) -> EliasConfig:
@@ -260,12 +256,11 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
             columns = ", ".join(map(repr, getattr(texts, "columns", range(values.shape[1]))))
             raise DataError(f"X has {values.shape[1]} columns ({columns}); choose one text column")
         texts = values[:, 0]
-    items = list(texts)
-    for i, text in enumerate(items):
+    texts = list(texts)
+    for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"X[{i}] is {type(text).__name__}, not a text")
-    clean, _ = sanitize([str(text) for text in items])  # as for texts read from files
-    return clean
+    return sanitize(list(map(str, texts)))[0]  # as for texts read from files
 
 
 def _is_matrix(values: Any) -> bool:
@@ -287,18 +282,15 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
         matrix.sort_indices()
         return matrix, np.array(getattr(y, "columns", range(matrix.shape[1])))
     sets = _label_sets(y)
+    binarizer = MultiLabelBinarizer(sparse_output=True)
     try:
-        names = sorted({label for labels in sets for label in labels})
+        matrix = csr_matrix(binarizer.fit_transform(sets), dtype=np.float32)
     except TypeError as error:
         raise DataError(f"labels cannot be sorted ({error}); use strings only") from error
-    if not names:
+    if not matrix.nnz:
         raise DataError("no text has a label; check y")
-    column = {name: i for i, name in enumerate(names)}
-    counts = np.array([len(labels) for labels in sets])
-    columns = np.array([column[label] for labels in sets for label in labels])
-    classes = np.empty(len(names), dtype=object)  # np.array(names) would convert mixed types
-    classes[:] = names
-    return csr_from_lists(counts, columns, len(names)), classes
+    matrix.sort_indices()
+    return matrix, binarizer.classes_
 
 
 def _label_sets(y: Any) -> list[set[Any]]:
