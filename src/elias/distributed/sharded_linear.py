@@ -72,18 +72,31 @@ class ShardedRows(LinearRows):
     ) -> Tensor:
         """Return the logits (B, K) of this process's points.
 
-        Each process computes the logits of its own labels for the points of all processes.
+        Each process computes the logits of its own labels for the points of all processes. The
+        logits of other labels are 0, so the sum over all processes has the logits of all labels.
         """
-        scores: Tensor = _ShardedLogits.apply(  # type: ignore[no-untyped-call]
-            embedding, self.weight, self.bias, labels, self, gradients, torch.is_grad_enabled()
-        )
+        assert len(embedding) <= self.max_points, "n_points must be the size of the whole batch"
+        everyone = self._gather(embedding.float())
+        ids = _pad_rows(labels.to(torch.int32), self.max_points, self.n_labels)
+        rows = self.local_rows(self.world.all_gather(ids, "embeddings and labels").long())
+        # Skip the weights if no label is local: autograd cannot add to an empty sparse gradient.
+        if len(self.weight) and (gradients is not None or bool((rows < len(self.weight)).any())):
+            logits = label_logits(everyone, self.weight, self.bias, rows, gradients)
+        else:
+            logits = (everyone[:, :1] * 0).expand(rows.shape)
+        scores: Tensor = _Scatter.apply(logits, self, len(labels))  # type: ignore[no-untyped-call]
         return scores
+
+    def _gather(self, embedding: Tensor) -> Tensor:
+        """Return the embeddings of all processes, padded to ``max_points`` each."""
+        everyone: Tensor = _Gather.apply(embedding, self)  # type: ignore[no-untyped-call]
+        return everyone
 
     def all_rows_loss(
         self, embedding: Tensor, positives: Tensor, scale: float, update: LabelUpdate | None
     ) -> Tensor:
         """Return the one-vs-all loss of this process's labels, over the points of all processes."""
-        everyone: Tensor = _GatheredEmbedding.apply(embedding, self)  # type: ignore[no-untyped-call]
+        everyone = self._gather(embedding)[: self.n_points]
         padded = _pad_rows(positives, self.max_points, self.n_labels)
         rows = self.local_rows(self.world.all_gather(padded, "positives")[: self.n_points])
         return every_label_loss(everyone, self.weight, self.bias, rows, scale=scale, update=update)
@@ -96,7 +109,7 @@ class ShardedRows(LinearRows):
         They are the k best labels of each process's rows of W_L, joined.
         """
         world, most = self.world, self.max_points
-        everyone = world.all_gather(_pad_rows(embedding, most, 0), "embeddings and labels")
+        everyone = self._gather(embedding)
         own_blocked = None if blocked is None else blocked[world.rank :: world.size]
         rows, logits = every_label_top(everyone, self.weight, self.bias, top_k, own_blocked)
         missing = (0, top_k - rows.shape[1])
@@ -148,79 +161,39 @@ class ShardedRows(LinearRows):
         return whole
 
 
-class _GatheredEmbedding(torch.autograd.Function):
-    """Gather the embeddings of all processes in rank order, with gradients."""
+class _Gather(torch.autograd.Function):
+    """Gather the embeddings of all processes in rank order, padded to `ShardedRows.max_points`.
+
+    Backward: sum the gradients over all processes, and return those of this process's points.
+    """
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, rows: ShardedRows) -> Tensor:
         ctx.rows, ctx.count = rows, len(embedding)
-        padded = _pad_rows(embedding.detach(), rows.max_points, 0)
-        return rows.world.all_gather(padded, "embeddings and labels")[: rows.n_points]
+        padded = _pad_rows(embedding, rows.max_points, 0)
+        return rows.world.all_gather(padded, "embeddings and labels")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        rows = ctx.rows
-        padded = _pad_rows(grads[0], rows.max_points * rows.world.size, 0)
-        return rows.world.reduce_scatter(padded, "gradients by embedding")[: ctx.count], None
+        by_embedding = ctx.rows.world.reduce_scatter(grads[0], "gradients by embedding")
+        return by_embedding[: ctx.count], None
 
 
-class _ShardedLogits(torch.autograd.Function):
-    """Compute the logits of shortlisted labels, and their gradients, over all processes.
+class _Scatter(torch.autograd.Function):
+    """Sum the logits over all processes, and return those of this process's points.
 
-    Forward: gather all embeddings and label ids, score the local labels (other labels get 0), and
-    reduce-scatter the scores. Backward: gather the gradients with respect to the scores, and
-    reduce-scatter the gradients with respect to the embeddings.
+    Backward: gather the gradients of all processes in rank order.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        embedding: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        labels: Tensor,
-        rows: ShardedRows,
-        gradients: IndexGradients | None,
-        learns: bool,
-    ) -> Tensor:
-        world, most = rows.world, rows.max_points
-        assert len(embedding) <= most, "n_points must be the batch size of all processes"
-        points = _pad_rows(embedding.detach().float(), most, 0)
-        ids = _pad_rows(labels.to(torch.int32), most, rows.n_labels)
-        message = torch.cat([points, ids.view(torch.float32)], dim=1)
-        gathered = world.all_gather(message, "embeddings and labels")
-        everyone = gathered[:, : points.shape[1]].contiguous()
-        all_ids = gathered[:, points.shape[1] :].contiguous().view(torch.int32).long()
-        local = rows.local_rows(all_ids)
-        leaves = [everyone, weight.detach(), bias.detach()]
-        with torch.set_grad_enabled(learns):
-            if learns:
-                for leaf in leaves:
-                    leaf.requires_grad_()
-            if len(weight) == 0:  # more processes than labels
-                scores = (everyone[:, :1] * 0).expand(local.shape)
-            else:
-                scores = label_logits(everyone, leaves[1], leaves[2], local, gradients)
-        ctx.rows, ctx.n_points, ctx.scores, ctx.leaves = rows, len(labels), scores, leaves
-        ctx.by_autograd = gradients is None
-        return world.reduce_scatter(scores.detach(), "scores")[: len(labels)]
+    def forward(ctx: Any, logits: Tensor, rows: ShardedRows, count: int) -> Tensor:
+        ctx.rows = rows
+        return rows.world.reduce_scatter(logits, "scores")[:count]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        world, most = ctx.rows.world, ctx.rows.max_points
-        by_score = world.all_gather(_pad_rows(grads[0].float(), most, 0), "gradients by score")
-        inputs = ctx.leaves if ctx.by_autograd else ctx.leaves[:1]
-        by_input = torch.autograd.grad(ctx.scores, inputs, by_score, allow_unused=True)
-        by_point = torch.zeros_like(ctx.leaves[0]) if by_input[0] is None else by_input[0]
-        by_embedding = world.reduce_scatter(by_point, "gradients by embedding")[: ctx.n_points]
-        by_rows = map(_none_if_empty, by_input[1:]) if ctx.by_autograd else (None, None)
-        return by_embedding, *by_rows, None, None, None, None
-
-
-def _none_if_empty(gradient: Tensor | None) -> Tensor | None:
-    """Return None instead of an empty sparse gradient, which autograd cannot accumulate."""
-    is_empty = gradient is None or (gradient.is_sparse and gradient._nnz() == 0)
-    return None if is_empty else gradient
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        padded = _pad_rows(grads[0].float(), ctx.rows.max_points, 0)
+        return ctx.rows.world.all_gather(padded, "gradients by score"), None, None
 
 
 def _pad_rows(rows: Tensor, count: int, value: float) -> Tensor:

@@ -76,7 +76,7 @@ class Watchdog:
         for thread in self._threads:
             thread.start()
 
-    def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
+    def wait_for_loss(self, seconds: float) -> str:
         """Wait up to ``seconds`` for a process to die; return why it died, or '' if none did."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
@@ -295,7 +295,7 @@ class World:
             try:
                 result = work()
             except BaseException as error:
-                self.report_failure(error)
+                self._report_failure(error)
                 raise
             self._store.set(f"done/{self._rounds}/{self.rank}", "")
         if list(ranks) != [self.rank]:
@@ -313,7 +313,7 @@ class World:
 
     # shutdown and failures
 
-    def shutdown(self) -> None:
+    def _shutdown(self) -> None:
         """Wait for all processes to finish their work, then stop the watchdog."""
         self.broadcast(None)
         self._watchdog.stop()
@@ -321,16 +321,16 @@ class World:
     def leave(self) -> None:
         """End the process group, so that rank 0 continues alone and other processes can exit.
 
-        Rank 0 still needs the key-value store, which `torchrun` hosts on one of the machines. It
-        exits five minutes after the last process of its machine. Local rank 0 of every machine
-        therefore stays alive (`wait_for_rank0`).
+        Rank 0 still needs the key-value store, which `torchrun` hosts on one of the machines.
+        `torchrun` exits five minutes after the last process of its machine. Local rank 0 of every
+        machine therefore stays alive (`_wait_for_rank0`).
         """
         self._run_on(range(self.size), lambda: None)
-        self.shutdown()
+        self._shutdown()
         self.has_left = True
         dist.destroy_process_group()
 
-    def wait_for_rank0(self) -> None:
+    def _wait_for_rank0(self) -> None:
         """Wait after `leave` until rank 0 is done, if this process is local rank 0 of its machine.
 
         Raises:
@@ -350,7 +350,7 @@ class World:
         except RuntimeError:  # the store is gone, and so is rank 0
             return
 
-    def report_failure(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         """Tell other processes which error ends this process. Only the first call has an effect."""
         if self._failed:
             return
@@ -446,16 +446,7 @@ class SingleProcess(World):
 
     rank0_first = run_on_rank0
 
-    def shutdown(self) -> None:
-        """Do nothing, because there is no other process."""
-
     def leave(self) -> None:
-        """Do nothing, because there is no other process."""
-
-    def wait_for_rank0(self) -> None:
-        """Do nothing, because this is rank 0."""
-
-    def report_failure(self, error: BaseException) -> None:
         """Do nothing, because there is no other process."""
 
 
@@ -501,11 +492,11 @@ def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterato
     try:
         yield world
         if world.has_left:
-            world.wait_for_rank0()
+            world._wait_for_rank0()
         else:
-            world.shutdown()
+            world._shutdown()
     except BaseException as error:
-        world.report_failure(error)
+        world._report_failure(error)
         raise
     if not world.has_left:
         dist.destroy_process_group()

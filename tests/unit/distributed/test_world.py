@@ -25,10 +25,7 @@ CALLS = {
     "run_on_rank0": ((lambda: 7,), 7),
     "broadcast_from_rank0": ((lambda: 7,), 7),
     "rank0_first": ((lambda: 7,), 7),
-    "shutdown": ((), None),
     "leave": ((), None),
-    "wait_for_rank0": ((), None),
-    "report_failure": ((ValueError("broken"),), None),
 }
 """Arguments and result of each method."""
 
