@@ -38,36 +38,25 @@ app = typer.Typer(
 class Experiment:
     """Options that all experiments share."""
 
-    data: options.DataPath
     out: Annotated[Path, Option(metavar="DIR", help="Results folder; models go to DIR/runs.")]
-    configuration: options.ConfigOptions
     seeds: Annotated[
         str | None,
         Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
     ] = None
-    device: options.DeviceName = "auto"
-    reading: options.CorpusOptions
-    test_size: options.TestSize = None
-    overwrite: options.Overwrite = False
+    training: options.TrainingOptions
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
     def setting(self) -> Setting:
         """Check the options, read the corpus and print the configuration to be trained."""
-        config = self.configuration.build()
         seeds = _parse_numbers("--seeds", self.seeds, int)
 
         from elias.experiments import Setting
-        from elias.kernels.device import pick_device
-        from elias.training.train import check_plan
 
-        # Check everything that needs no data before a large corpus is read.
-        check_plan(config, None)
-        pick_device(self.device)
-        corpus = self.reading.read(self.data, test_size=self.test_size)
+        config, corpus = self.training.read()
+        device, overwrite = self.training.device, self.training.overwrite
         setting = Setting.of(
-            config, corpus, self.out, seeds=seeds, device=self.device, overwrite=self.overwrite
+            config, corpus, self.out, seeds=seeds, device=device, overwrite=overwrite
         )
-        self.configuration.note_defaults()
         show_plan(config, setting.config, corpus)
         return setting
 
@@ -81,28 +70,30 @@ class Experiment:
         )
         from elias.experiments import Setting
 
-        training = {
-            "--preset": self.configuration.preset,
-            "--config": self.configuration.config_file,
-            "--encoder": self.configuration.encoder,
-            "--set": self.configuration.changes,
+        data, test_size = self.training.data, self.training.test_size
+        configuration, device = self.training.configuration, self.training.device
+        given = {
+            "--preset": configuration.preset,
+            "--config": configuration.config_file,
+            "--encoder": configuration.encoder,
+            "--set": configuration.changes,
             "--seeds": self.seeds,
         }
-        if conflicts := [option for option, value in training.items() if value]:
+        if conflicts := [option for option, value in given.items() if value]:
             raise ConfigError(
                 f"{conflicts[0]} has no effect on a trained --model; leave out one of them"
             )
-        model = elias.Elias.from_pretrained(path, device=self.device)
-        corpus = self.reading.read_as_trained(self.data, model, test_size=self.test_size or 0)
-        if self.test_size is None and list(corpus.splits) == ["train"]:
+        model = elias.Elias.from_pretrained(path, device=device)
+        corpus = self.training.reading.read_as_trained(data, model, test_size=test_size or 0)
+        if test_size is None and list(corpus.splits) == ["train"]:
             restored = restore_splits(corpus, model.label_names, model.metadata)
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
-                f"{self.data}: has other labels than {path}; give the training corpus of the model"
+                f"{data}: has other labels than {path}; give the training corpus of the model"
             )
         setting = Setting.of(
-            model.config, corpus, self.out, device=self.device, overwrite=self.overwrite
+            model.config, corpus, self.out, device=device, overwrite=self.training.overwrite
         )
         recorded = model.metadata.get("data", {}).get("splits", {})
         if not same_statistics(setting.data["splits"], recorded):
@@ -244,7 +235,7 @@ def prune(
     experiment: Experiment,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""
-    cut = _parse_cut(save, keep, overwrite=experiment.overwrite)
+    cut = _parse_cut(save, keep, overwrite=experiment.training.overwrite)
     by_threshold = _parse_numbers("--thresholds", thresholds, float)
     by_rank = _parse_numbers("--top-k", tops, int)
     trained = None

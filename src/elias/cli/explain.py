@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -10,7 +11,7 @@ from typer import Argument, Option
 import elias
 from elias import progress
 from elias.cli import console, options
-from elias.cli.predict import STDIN, chunks, read_rows
+from elias.cli.predict import STDIN, stdin_lines
 from elias.errors import DataError, escape_controls
 
 if TYPE_CHECKING:
@@ -65,20 +66,19 @@ def explain(
     """Show the words, clusters, edges and score factors that lead to the labels of a text."""
     from elias.data.readers.files import sanitize
 
-    words = text != str(STDIN) if words is None else words
-    lines: Iterable[str] = [text]
-    if text == str(STDIN):
-        lines = (row.text for row in read_rows(STDIN))
+    is_given = text != str(STDIN)
+    words = is_given if words is None else words
+    lines = iter([text]) if is_given else stdin_lines()
     loaded = elias.Elias.from_pretrained(model, device=device)
     if loaded.model.encoder.reads_features:
         raise DataError(
             f"{model}: was trained on features, but this command reads texts; use Elias.explain "
             "with a CSR matrix in Python"
         )
-    if text == str(STDIN):
+    if not is_given:
         progress.enable(False)  # a bar for every chunk would flicker
     count = 0
-    for chunk in chunks(lines, CHUNK):
+    while chunk := list(islice(lines, CHUNK)):
         texts, _ = sanitize(chunk)
         for explanation in loaded.explain(texts, top_k=top_k, member=member, words=words):
             if as_json:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,16 @@ from elias.config import EliasConfig, preset_names, preset_summary
 if TYPE_CHECKING:
     from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex, ResolvedStage
     from elias.rerank.reranker import Reranker
+
+    Because = Callable[[str, str], str]
+    """Function that adds the reason for a setting, given its value and its key."""
+
+_INDEX_SIZES = {
+    "clusters C": "n_clusters",
+    "edges per cluster κ": "edges_per_cluster",
+    "beam b": "beam_size",
+    "shortlist K": "shortlist_size",
+}
 
 
 def info(
@@ -98,66 +107,60 @@ def config_rows(
     config: ResolvedConfig, reasons: Mapping[str, str] | None = None
 ) -> list[tuple[str, Any]]:
     """Return a resolved configuration as (name, value) rows. ``reasons`` explain derived values."""
-    reasons = reasons or {}
-    held_out = config.eval.validation_size
+
+    def because(value: str, key: str) -> str:
+        reason = (reasons or {}).get(key)
+        return f"{value} ({reason})" if reason else value
+
+    held_out = f"{config.eval.validation_size:,}"
     return [
-        ("encoder", _describe_encoder(config.encoder, reasons)),
-        *_index_rows(config.index, reasons),
-        ("validation points", _because(f"{held_out:,}", reasons.get("eval.validation_size"))),
-        *((stage.name, _describe_stage(stage, reasons)) for stage in config.stages),
-        ("ranker", _describe_ranker_config(config, reasons)),
+        ("encoder", _describe_encoder(config.encoder, because)),
+        *_index_rows(config.index, because),
+        ("validation points", because(held_out, "eval.validation_size")),
+        *((stage.name, _describe_stage(stage, because)) for stage in config.stages),
+        ("ranker", _describe_ranker_config(config, because)),
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
     ]
 
 
-def _because(value: str, reason: str | None) -> str:
-    return f"{value} ({reason})" if reason else value
-
-
-def _describe_stage(stage: ResolvedStage, reasons: Mapping[str, str]) -> str:
-    why = {key: reasons.get(f"stages.{stage.name}.{key}") for key in ("epochs", "batch_size")}
-    task = "learns the graph"
+def _describe_stage(stage: ResolvedStage, because: Because) -> str:
+    task, key = "learns the graph", f"stages.{stage.name}"
     if not stage.learn_graph:
         task = "scores every label" if stage.score_all else "fixed graph"
-        task = _because(task, reasons.get(f"stages.{stage.name}.score_all"))
-    epochs = _because(f"at most {stage.epochs} epochs", why["epochs"])
-    return f"{task}; {epochs} in {_because(f'batches of {stage.batch_size}', why['batch_size'])}"
+        task = because(task, f"{key}.score_all")
+    epochs = because(f"at most {stage.epochs} epochs", f"{key}.epochs")
+    return f"{task}; {epochs} in {because(f'batches of {stage.batch_size}', f'{key}.batch_size')}"
 
 
-def _describe_encoder(encoder: EncoderConfig, reasons: Mapping[str, str]) -> str:
+def _describe_encoder(encoder: EncoderConfig, because: Because) -> str:
     if encoder.kind == "bag":
         return f"bag of words, {encoder.dim} dimensions"
     windows = f"{encoder.windows} × " if encoder.windows > 1 else ""
-    length = _because(f"{windows}{encoder.max_length} tokens", reasons.get("encoder.max_length"))
-    pooling = _because(str(encoder.pooling), reasons.get("encoder.pooling"))
+    length = because(f"{windows}{encoder.max_length} tokens", "encoder.max_length")
+    pooling = because(str(encoder.pooling), "encoder.pooling")
     bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
     return f"{encoder.model}, {length}, {pooling}{bottleneck}"
 
 
-def _index_rows(index: ResolvedIndex, reasons: Mapping[str, str]) -> list[tuple[str, Any]]:
-    why = {key: reasons.get(f"index.{key}") for key in asdict(index)}
+def _index_rows(index: ResolvedIndex, because: Because) -> list[tuple[str, Any]]:
     if index.kind == "all":
         storage = ", stored in bfloat16" if index.label_storage == "compact" else ""
-        scored = _because(f"none, every label is scored{storage}", why["kind"])
+        scored = because(f"none, every label is scored{storage}", "index.kind")
         return [("index", f"{scored}; index.kind=graph learns one")]
-    shortlist = _because(f"{index.shortlist_size:,}", why["shortlist_size"])
+    rows = {
+        title: because(f"{getattr(index, key):,}", f"index.{key}")
+        for title, key in _INDEX_SIZES.items()
+    }
     if index.train_shortlist != index.shortlist_size:
-        shortlist += f"; {index.train_shortlist:,} while training"
-    edges = f"{index.edges_per_cluster:,}"
-    return [
-        ("clusters C", _because(f"{index.n_clusters:,}", why["n_clusters"])),
-        ("edges per cluster κ", _because(edges, why["edges_per_cluster"])),
-        ("beam b", _because(f"{index.beam_size:,}", why["beam_size"])),
-        ("shortlist K", shortlist),
-        ("α, β", f"{index.alpha:g}, {index.beta:g}"),
-    ]
+        rows["shortlist K"] += f"; {index.train_shortlist:,} while training"
+    return [*rows.items(), ("α, β", f"{index.alpha:g}, {index.beta:g}")]
 
 
-def _describe_ranker_config(config: ResolvedConfig, reasons: Mapping[str, str]) -> str:
+def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
     rerank = config.rerank
     if not rerank.enabled:
-        return f"{_because('none', reasons.get('rerank.enabled'))}; rerank.enabled=true trains one"
+        return f"{because('none', 'rerank.enabled')}; rerank.enabled=true trains one"
     if config.ranks_every_label:
         task = "over every label"
     else:

@@ -158,6 +158,36 @@ class CorpusOptions:
         return CorpusOptions().read(path, test_size=test_size, **labels, **options)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """Options of the commands that train models."""
+
+    data: DataPath
+    configuration: ConfigOptions
+    device: DeviceName = "auto"
+    reading: CorpusOptions
+    test_size: TestSize = None
+    overwrite: Overwrite = False
+
+    def read(self) -> tuple[EliasConfig, elias.Corpus]:
+        """Build the configuration, check everything that needs no data, and read the corpus."""
+        config = self.configuration.build()
+
+        from elias.kernels.device import pick_device
+        from elias.training.train import check_plan
+
+        check_plan(config, None)
+        pick_device(self.device)
+        corpus = self.read_corpus(config)
+        self.configuration.note_defaults()
+        return config, corpus
+
+    def read_corpus(self, config: EliasConfig) -> elias.Corpus:
+        """Read the corpus, in memory or on disk."""
+        on_disk = config.data.on_disk
+        return self.reading.read(self.data, test_size=self.test_size, on_disk=on_disk)
+
+
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -22,8 +22,6 @@ from elias.errors import DataError, escape_controls
 if TYPE_CHECKING:
     from elias.data.load import TextRow
 
-
-T = TypeVar("T")
 
 STDIN = Path("-")
 CHUNK = 1024
@@ -97,11 +95,13 @@ def predict(
         from elias.persistence.manifest import Manifest
 
         settings = Manifest(find_model(model))["data_settings"]
-        if out is None:
-            return read_rows(texts, text, keep or [], settings, encoding)
+        if texts == STDIN and out is None:
+            return _stdin_rows(text, keep or [])
         if texts == STDIN:
             raise DataError("--out: stdin cannot be read again after an interruption; give a file")
-        source = _open_file(texts, text, keep or [], settings, encoding)
+        source = open_file(texts, text, keep or [], settings, encoding)
+        if out is None:
+            return source.rows()
         return elias.FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
@@ -152,7 +152,7 @@ def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> N
 
 def _write_stdout(
     predict_texts: Callable[..., elias.Predictions],
-    rows: Iterable[TextRow],
+    rows: Iterator[TextRow],
     keep: Sequence[str] | None,
     arguments: dict[str, Any],
     size: int,
@@ -165,7 +165,7 @@ def _write_stdout(
     count = 0
     # Show one progress bar for all texts, and none for each chunk.
     with progress.progress("Predicting") as advance, progress.progress_disabled():
-        for chunk in chunks(rows, size):
+        while chunk := list(islice(rows, size)):
             texts, _ = sanitize([row.text for row in chunk])
             predictions = predict_texts(texts, **arguments).to_dicts()
             for row, text, labels in zip(chunk, texts, predictions, strict=True):
@@ -198,30 +198,11 @@ def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]
     sys.stdout.write("\n".join([*lines, "", ""]))
 
 
-def read_rows(
-    source: Path,
-    column: str | None = None,
-    keep: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
-    encoding: str | None = None,
-) -> Iterator[TextRow]:
-    """Yield the input texts one at a time. An empty line is an empty text.
-
-    Args:
-        source: A file, or ``-`` for stdin.
-        column: Text column. If given, a file is read as a table and stdin as JSON lines. If None,
-            a file is read as a table if it has the extension of a table format; other input has
-            one text per line.
-        keep: Columns to return with each text.
-        settings: Reading options of the model's training data, used if no column is given.
-        encoding: The encoding of a file.
-    """
-    if source != STDIN:
-        return _open_file(source, column, keep, settings or {}, encoding).rows()
-
+def _stdin_rows(column: str | None, keep: Sequence[str]) -> Iterator[TextRow]:
+    """Yield a text for each line of stdin, or for each JSON object if a text column is given."""
     from elias.data.load import TextRow, json_text_rows
 
-    lines = _stdin_lines()
+    lines = stdin_lines()
     if column is not None:
         return json_text_rows(lines, "stdin", column, keep)
     if keep:
@@ -229,14 +210,23 @@ def read_rows(
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 
-def _open_file(
+def open_file(
     source: Path,
     column: str | None,
     keep: Sequence[str],
     settings: Mapping[str, Any],
     encoding: str | None,
 ) -> elias.TextFile:
-    """Find the text column and the kept columns of a file."""
+    """Find the text column and the kept columns of a file.
+
+    Args:
+        source: The file. Without a column, it is read as a table if it has the extension of a table
+            format. Other files have one text per line.
+        column: Text column of a table.
+        keep: Columns to return with each text.
+        settings: Reading options of the model's training data, used if no column is given.
+        encoding: Encoding of the file.
+    """
     from elias.data.load import is_table
 
     if not os.path.exists(source):  # noqa: PTH110 - Path.exists raises if a text is too long
@@ -249,7 +239,8 @@ def _open_file(
     return elias.TextFile.find(source, keep=keep, **reading)
 
 
-def _stdin_lines() -> Iterator[str]:
+def stdin_lines() -> Iterator[str]:
+    """Yield the lines of stdin. An empty line is an empty text."""
     from elias.data.readers.files import describe_utf8_error
 
     for number, raw in enumerate(sys.stdin.buffer, start=1):
@@ -259,17 +250,6 @@ def _stdin_lines() -> Iterator[str]:
             problem = describe_utf8_error(error).partition(", or pass")[0]  # an option for files
             raise DataError(f"stdin:{number}: {problem}") from None
         yield line.rstrip("\n").rstrip("\r")
-
-
-def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items as lists of length ``size``. The last one may be shorter.
-
-    >>> list(chunks("abc", 2))
-    [['a', 'b'], ['c']]
-    """
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
 
 
 def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:

@@ -35,16 +35,11 @@ _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 @options.expand_groups
 def train(
     *,
-    data: options.DataPath,
     out: Annotated[Path | None, Option(metavar="RUN", help="Run folder to create.")] = None,
-    configuration: options.ConfigOptions,
-    device: options.DeviceName = "auto",
+    training: options.TrainingOptions,
     init_from: Annotated[
         Path | None, Option(metavar="MODEL", help="Saved model to train further.")
     ] = None,
-    reading: options.CorpusOptions,
-    test_size: options.TestSize = None,
-    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Estimate memory and time, and exit.")
     ] = False,
@@ -64,6 +59,7 @@ def train(
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
     if as_json and not dry_run:
         raise ConfigError("--json: prints the settings only with --dry-run; add --dry-run")
+    configuration, device, overwrite = training.configuration, training.device, training.overwrite
     if init_from is not None and configuration.encoder is not None:
         raise ConfigError("--init-from: uses the encoder of the saved model; leave out --encoder")
 
@@ -92,10 +88,7 @@ def train(
         start = None
         if init_from is not None:
             start = elias.Elias.from_pretrained(init_from, device=init_device)
-        corpus = world.rank0_first(
-            lambda: reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
-        )
-        corpus = starting_corpus(corpus, start)
+        corpus = starting_corpus(world.rank0_first(lambda: training.read_corpus(config)), start)
         config = starting_config(config, corpus, start)
         resolved = resolve_config(config, corpus)
         configuration.note_defaults()
@@ -246,7 +239,6 @@ def _show_estimate(estimate: DryRun) -> None:
 @options.expand_groups
 def tune(
     *,
-    data: options.DataPath,
     out: Annotated[Path, Option(metavar="DIR", help="Folder of the study and its results.")],
     trials: Annotated[
         int | None,
@@ -264,11 +256,7 @@ def tune(
             help="TOML file with the search space (default: depends on the encoder).",
         ),
     ] = None,
-    configuration: options.ConfigOptions,
-    device: options.DeviceName = "auto",
-    reading: options.CorpusOptions,
-    test_size: options.TestSize = None,
-    overwrite: options.Overwrite = False,
+    training: options.TrainingOptions,
 ) -> None:
     """Search for settings that give better results on held-out points.
 
@@ -276,18 +264,11 @@ def tune(
     again to continue an interrupted study. Test points are not used.
     """
     seconds = None if duration is None else parse_duration(duration)
-    config = configuration.build()
 
     from elias.data.corpus import resolve_config
     from elias.experiments import tune as tuning
-    from elias.kernels.device import pick_device
-    from elias.training.train import check_plan
 
-    # Check everything that needs no data before a large corpus is read.
-    check_plan(config, None)
-    pick_device(device)
-    corpus = reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
-    configuration.note_defaults()
+    config, corpus = training.read()
     show_plan(config, resolve_config(config, corpus), corpus)
     tuning.tune(
         config,
@@ -296,8 +277,8 @@ def tune(
         space=space,
         trials=trials,
         seconds=seconds,
-        device=device,
-        overwrite=overwrite,
+        device=training.device,
+        overwrite=training.overwrite,
     )
     console.note(f"{out / tuning.HTML_FILE}: all trials")
     typer.echo(f"{out / tuning.BEST_FILE}")

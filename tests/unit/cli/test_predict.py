@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from elias.cli.predict import _print_table, chunks, parse_labels, read_rows
+from elias.cli.predict import _print_table, open_file, parse_labels
 from elias.errors import DataError
 
 
@@ -13,10 +13,6 @@ def test_a_label_with_a_number_for_its_name_is_meant_by_name():
 def test_no_labels_given_means_no_limit():
     assert parse_labels(None, ["fish"]) is None
     assert parse_labels([], ["fish"]) is None
-
-
-def test_chunks_hold_all_items_in_order():
-    assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
@@ -34,4 +30,4 @@ def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
 @pytest.mark.parametrize("text", ["cod quotas in the north sea", "cod quotas " * 40])
 def test_a_text_given_for_a_file_is_told_to_be_piped(text):
     with pytest.raises(DataError, match=r"no such file; to predict a text, .* \| elias predict"):
-        read_rows(Path(text))
+        open_file(Path(text), None, [], {}, None)
