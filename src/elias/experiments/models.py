@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elias.config import (
     ONE_VS_ALL,
@@ -73,8 +73,7 @@ def run_name(name: str, seed: int, member: int = 0) -> str:
     return f"{name}-seed{seed}" + (f"-member{member}" if member else "")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
+class TrainedModel(NamedTuple):
     """A trained model with the folder and the logged events of its run."""
 
     model: Elias

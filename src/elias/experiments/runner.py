@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
@@ -178,8 +178,7 @@ _TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Columns of a table."""
 
     heading: str
@@ -236,8 +235,7 @@ def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Marku
     return plot.svg(f"{described}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A unit of work of an experiment. Its rows are stored together when it is finished."""
 
     name: str
@@ -263,8 +261,7 @@ class Plan:
     """Notes below the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The results of an experiment."""
 
     lines: list[Line]

@@ -36,6 +36,13 @@ MAX_MARKERS = 30
 
 _COLOURS = ("#2563a8", "#c2570c", "#2c7d4f", "#7d4bb3", "#b83260", "#4b6a73")
 _DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4", "4 2")
+_MARKERS = (
+    "M-1 0A1 1 0 0 1 1 0A1 1 0 0 1-1 0Z",  # circle
+    "M-1-1H1V1H-1Z",  # square
+    "M-1.4 0L0-1.4L1.4 0L0 1.4Z",  # diamond
+    "M-1.4 1L0-1.4L1.4 1Z",  # triangle
+)
+"""Outlines of the markers, for a size of 1."""
 _LETTER_WIDTH = 0.58 * FONT  # mean over the letters of a sans serif font
 _LONGEST_NAME = int(0.45 * WIDTH / _LETTER_WIDTH)
 
@@ -403,13 +410,7 @@ def _bar(
 
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:
-    """Return the marker of a series, which is a circle, square, diamond or triangle."""
-    fill, shape = colour(series), series % 4
-    if shape == 0:
-        return element("circle", cx=x, cy=y, r=size, fill=fill)
-    if shape == 1:
-        return element("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, fill=fill)
-    r = 1.4 * size
-    diamond = f"M{x - r:.1f} {y:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y:.1f}L{x:.1f} {y + r:.1f}Z"
-    triangle = f"M{x - r:.1f} {y + size:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y + size:.1f}Z"
-    return element("path", d=diamond if shape == 2 else triangle, fill=fill)
+    """Return the marker of a series."""
+    place = f"translate({x:.1f} {y:.1f}) scale({size})"
+    path = _MARKERS[series % len(_MARKERS)]
+    return element("path", d=path, transform=place, fill=colour(series))

@@ -5,8 +5,7 @@ The edges of a graph are given as a CSR matrix (C, L) of their scores ŝ_{c,ℓ}
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -93,8 +92,7 @@ def clusters_per_label(
         return {t: np.bincount(deciles, n, minlength=N_DECILES) / sizes for t, n in counts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TrueScores:
+class TrueScores(NamedTuple):
     """Probabilities (or scores) of the true labels of points, by label decile (Fig. 4)."""
 
     quantiles: Array
@@ -122,8 +120,7 @@ def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) 
 RECALL_KS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), *range(50, RECALL_AT + 1, 10))
 
 
-@dataclass(frozen=True, slots=True)
-class Recalls:
+class Recalls(NamedTuple):
     """Recall by number of predictions and by label decile, in percent (Fig. 5)."""
 
     ks: list[int]
@@ -156,8 +153,7 @@ _DRAWN = 60  # maximum points of a label, and of each of its clusters
 _CHUNK = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PointSample:
+class PointSample(NamedTuple):
     """A sample of training points with their labels, embeddings and clusters."""
 
     labels: csr_matrix
@@ -185,8 +181,7 @@ def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
     return PointSample(split.labels, embedding, np.concatenate(best), vstack(members, format="csr"))
 
 
-@dataclass(frozen=True, slots=True)
-class LabelMap:
+class LabelMap(NamedTuple):
     """Training points of a label and of its clusters, projected to the plane by t-SNE."""
 
     label: int
@@ -197,8 +192,7 @@ class LabelMap:
     """(m, 2) points of each cluster that do not have the label."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelMaps:
+class LabelMaps(NamedTuple):
     """Maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9), with spreads."""
 
     several: tuple[LabelMap, ...]
