@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.data.groups import NEAR_DUPLICATES, first_members
-from elias.data.storage import DiskTexts, is_mapped, release_pages, take_rows, widen
+from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
 from elias.labels import LabelTable
 
@@ -280,7 +280,6 @@ def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
         for start in range(0, len(array), _HASH_ITEMS):
             chunk = array[start : start + _HASH_ITEMS]
             digest.update(np.ascontiguousarray(chunk, dtype=dtype).data)
-            release_pages()
 
 
 def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> str:

@@ -1,9 +1,7 @@
 """Store the texts and matrices of a corpus in files, and open them memory-mapped.
 
 The texts of a split are stored in a UTF-8 file and a file of offsets. Its labels are stored as the
-three arrays of a CSR matrix. Mapped pages count as resident memory until the system reclaims them,
-so they are released from time to time. They stay in the page cache, so that reading them again is
-cheap.
+three arrays of a CSR matrix.
 """
 
 from __future__ import annotations
@@ -14,12 +12,10 @@ import json
 import mmap
 import os
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, overload
-from weakref import WeakSet
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -31,16 +27,12 @@ from elias.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy import memmap
     from numpy.typing import NDArray
 
     from elias.data.corpus import Corpus, Split
 
 
-PAGE_LIMIT = 512 << 20
-"""Resident bytes of mapped files above which `release_pages` releases their pages."""
 FORMAT_VERSION = 2
-_STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
 _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
 _GROUPS = "groups.bin"
 _INDPTR, _INDICES, _VALUES = "indptr.bin", "indices.bin", "values.bin"
@@ -51,37 +43,6 @@ _ROWS = 1 << 16  # rows copied at a time
 _READ_TEXTS = 1 << 13  # texts read at a time
 _WIDEN_ITEMS = 1 << 20  # numbers converted at a time
 _INT32_MAX = np.iinfo(np.int32).max
-
-_lock = threading.Lock()  # batches are read in another thread
-_maps: WeakSet[mmap.mmap] = WeakSet()
-_unreleasable = 0  # bytes of pages that remained after the last release
-
-
-def track_pages(array: memmap[Any, Any]) -> None:
-    """Register a mapped array, so that `release_pages` can release its pages."""
-    with _lock:
-        _maps.add(array._mmap)  # type: ignore[attr-defined]
-
-
-def release_pages() -> None:
-    """Release the pages of mapped arrays if they take much memory. Call this between chunks."""
-    global _unreleasable
-    if not _maps or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    if mapped_bytes() < _unreleasable + PAGE_LIMIT:
-        return
-    with _lock:
-        for each in _maps:
-            each.madvise(mmap.MADV_DONTNEED)
-        _unreleasable = mapped_bytes()
-
-
-def mapped_bytes() -> int:
-    """Return the bytes of mapped files in this process's resident memory, or 0 if unknown."""
-    try:
-        return int(_STATM.read_bytes().split()[2]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 class DiskTexts(Sequence[str]):
@@ -117,7 +78,6 @@ class DiskTexts(Sequence[str]):
         positions = range(len(self))[index]  # raises IndexError out of range
         if isinstance(positions, int):
             return self._read(np.array([positions]))[0]
-        release_pages()
         return self._read(np.arange(positions.start, positions.stop, positions.step))
 
     def _read(self, positions: NDArray[np.int64]) -> list[str]:
@@ -160,7 +120,6 @@ def _map_array(path: Path, dtype: str) -> NDArray[Any]:
         array = np.memmap(path, dtype, mode="r")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
-    track_pages(array)
     return np.asarray(array)
 
 
@@ -203,7 +162,6 @@ def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str 
     is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
     if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
         raise DataError(f"{folder}: the stored {what} are damaged; remove the folder")
-    release_pages()
     return _canonical_csr(values, indices, indptr, shape)
 
 
@@ -231,7 +189,6 @@ def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
         part = matrix[rows[start : start + _ROWS]]
         entries = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
         indices[entries], values[entries] = part.indices, part.data
-        release_pages()
     return _canonical_csr(values, indices, indptr, (len(rows), matrix.shape[1]))
 
 
@@ -247,7 +204,6 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
             array = np.memmap(file, dtype, mode="w+", shape=(size,))
     except OSError as error:
         raise cache_error(root, error) from error
-    track_pages(array)
     return np.asarray(array)
 
 

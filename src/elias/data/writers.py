@@ -270,7 +270,7 @@ def _reads_back(joined: Sequence[str], lists: Sequence[list[Any]]) -> bool:
         form = votes.winner()
         if form.separator != _SEPARATOR and (form.separator or any(len(row) > 1 for row in lists)):
             return False
-        values = split_cells(joined, form, row_error).values
+        values = split_cells(joined, form, row_error)[1]
     except DataError:  # a name that looks like a list
         return False
     return values == list(chain.from_iterable(lists))

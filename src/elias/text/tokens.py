@@ -27,7 +27,7 @@ from elias.data.atomic import (
     new_cache_entry,
     write_manifest,
 )
-from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
+from elias.data.storage import DiskTexts, scratch_array
 from elias.errors import DataError, quoted
 from elias.progress import progress, progress_disabled
 from elias.text.vectorizer import Featurizer, unit_rows
@@ -95,8 +95,6 @@ class Tokens:
 
     def take(self, rows: NDArray[np.int64]) -> Tokens:
         """Return the tokens of ``rows``, in that order."""
-        if isinstance(self.ids, np.memmap) or isinstance(self.weights, np.memmap):
-            release_pages()
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -202,9 +200,6 @@ def _load(folder: Path, n_texts: int, n_ids: int | None) -> Tokens | None:
         logger.warning("%s: the cached tokens are damaged (%s); tokenizing again", folder, error)
         return None
     mark_in_use(folder)
-    for array in (tokens.ids, tokens.weights):
-        if isinstance(array, np.memmap):  # an empty array is not mapped
-            track_pages(array)
     return tokens
 
 

@@ -457,27 +457,6 @@ def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, monkeypatch, f
     assert 2 * peak("on") < peak("off")
 
 
-@pytest.mark.skipif(not storage.mapped_bytes(), reason="only Linux says how much is mapped")
-def test_mapped_pages_are_released_while_texts_are_read(tmp_path, monkeypatch):
-    rows = ({"text": "word " * 1000, "labels": ["x"]} for _ in range(8_000))
-    path = write_jsonl(tmp_path / "rows.jsonl", rows)  # 40 MB
-    monkeypatch.setattr(storage, "_READ_TEXTS", 100)
-    texts = load_corpus(path, on_disk="on", test_size=0).train.texts
-
-    def most_while_reading(limit):
-        monkeypatch.setattr(storage, "PAGE_LIMIT", 0)
-        storage.release_pages()
-        monkeypatch.setattr(storage, "PAGE_LIMIT", limit)
-        before = most = storage.mapped_bytes()
-        for number, text in enumerate(texts):
-            assert len(text) == 5000
-            most = max(most, storage.mapped_bytes()) if number % 100 == 0 else most
-        return (most - before) >> 20
-
-    assert most_while_reading(8 << 20) < 16
-    assert most_while_reading(1 << 30) > 30
-
-
 def reserving(monkeypatch, code):
     """Let the disk answer with an error where room is asked for."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) 
     if common is not None:
         return (common,)
     free = {name: cells for name, cells in sample.items() if name and name not in taken}
-    flags = [name for name in free if all(map(_is_flag, free[name])) and free[name]]
+    flag_cells = {*TRUE_CELLS, *FALSE_CELLS} - {""}
+    plain_cells = {n: {str(cell).strip().lower() for cell in cells} for n, cells in free.items()}
+    flags = [name for name, cells in plain_cells.items() if cells and cells <= flag_cells]
     if len(flags) > 1:
         return tuple(flags)
     similar = [name for name in free if _last_words(name) & {*LABEL_COLUMNS[:_LABEL_WORDS]}]
@@ -141,7 +144,7 @@ def guess_text(
     Columns with common names are preferred. Without any, all columns of prose are chosen.
     """
     free = {name: cells for name, cells in sample.items() if name and name not in taken}
-    common = [name for name in free if _is_text_name(name)]
+    common = [name for name in free if not _last_words(name).isdisjoint(TEXT_COLUMNS)]
     prose = [name for name in free if _is_prose(free[name])]
     prose = [name for name in prose if name.strip().lower() not in LABEL_COLUMNS]
     chosen: list[str] = []
@@ -157,11 +160,6 @@ def guess_text(
     return tuple(chosen), [name for name in free if name in {*common, *prose} - {*chosen}]
 
 
-def _is_text_name(name: str) -> bool:
-    """Return True for a common name of a text column, or one that ends in it, like movie_titles."""
-    return not _last_words(name).isdisjoint(TEXT_COLUMNS)
-
-
 def _last_words(name: str) -> set[str]:
     """Return a column name, its last word, and this word without a final s."""
     plain = name.strip().lower()
@@ -171,8 +169,7 @@ def _last_words(name: str) -> set[str]:
 
 def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return True if most cells of two columns are equal, such as title and original_title."""
-    n_equal = sum(1 for cell, other in zip(cells, others, strict=False) if cell == other)
-    return n_equal > 0.5 * len(cells)
+    return bool(sum(map(eq, cells, others)) > 0.5 * len(cells))
 
 
 def _is_text(cells: Sequence[Any]) -> bool:
@@ -192,10 +189,6 @@ def _is_prose(cells: Sequence[Any]) -> bool:
     n_words = sum(len(value.split()) for value in values)
     is_distinct = len(set(values)) >= 0.5 * len(values)
     return _is_text(cells) and n_words >= _PROSE_WORDS * len(values) and is_distinct
-
-
-def _is_flag(cell: Any) -> bool:
-    return str(cell).strip().lower() in (*TRUE_CELLS, *FALSE_CELLS[:-1])
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     RowError = Callable[[int, str], DataError]
     """Function that takes a row number and a problem, and returns the error for this row."""
+    LabelLists = tuple[NDArray[np.int64], list[str]]
+    """The number of labels of each row, and the labels of all rows, concatenated."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _ID = re.compile(r"0|[1-9][0-9]{0,7}")  # at most 8 digits, since every lower id becomes a label
@@ -60,16 +62,6 @@ _SAMPLED_CELLS = 50_000  # number of cells whose parts are counted
 _MIN_JOINED = 3  # distinct cells with a separator needed to recognise it
 _MIN_SORTED = 20  # cells needed to recognise that labels are sorted
 _OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
-
-
-@dataclass(frozen=True, slots=True)
-class LabelLists:
-    """The label values of each row, flattened."""
-
-    counts: NDArray[np.int64]
-    """(n,) the number of labels of each row."""
-    values: list[str]
-    """The labels of all rows, concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +251,7 @@ def _in_any_order(lists: Collection[list[str]]) -> bool:
 def split_cells(
     cells: Sequence[object], form: CellFormat, row_error: RowError, *, keep_empty: bool = False
 ) -> LabelLists:
-    """Return the label values of every cell.
+    """Return the number of labels in every cell, and the labels of all cells.
 
     Args:
         cells: Lists, strings, whole numbers, or None for no label.
@@ -279,11 +271,17 @@ def split_cells(
                 parts = list(map(strip_uri, parts))
             values += [stripped for part in parts if (stripped := part.strip())]
         else:
-            items = _items(cell, row, row_error)
+            items: Any = cell
+            if isinstance(cell, str):
+                items = _parse_list(cell)
+                if items is None:
+                    raise _not_a_list(row, cell, row_error)
+            elif not isinstance(cell, list | tuple):
+                items = [] if is_missing(cell) else [cell]
             names = [_label_name(item, row, row_error, form.key) for item in items]
             values += names if keep_empty else filter(None, names)
         counts[row] = len(values) - before
-    return LabelLists(counts, values)
+    return counts, values
 
 
 def strip_uri(label: str) -> str:
@@ -299,17 +297,6 @@ def is_uri_list(cell: str) -> bool:
 def is_missing(cell: object) -> bool:
     """Return True for None and for NaN, which pandas writes for an empty cell."""
     return cell is None or (isinstance(cell, float) and cell != cell)
-
-
-def _items(cell: object, row: int, row_error: RowError) -> Sequence[object]:
-    if is_missing(cell):
-        return []
-    if isinstance(cell, str):
-        items = _parse_list(cell)
-        if items is None:
-            raise _not_a_list(row, cell, row_error)
-        return items
-    return cell if isinstance(cell, list | tuple) else [cell]
 
 
 def _looks_like_list(cell: str) -> bool:
@@ -383,42 +370,36 @@ class NamedLabels:
 
     def add(self, lists: LabelLists, _: object, rows: Rows) -> NDArray[np.int64]:
         """Return the code of each label value. New values get the next free codes."""
-        n_before, values = len(self._codes), lists.values
+        n_before, (counts, values) = len(self._codes), lists
         codes = np.fromiter(map(self._codes.__getitem__, values), np.int64, len(values))
         if self._names is not None and len(self._codes) > n_before:
             new_codes, entries = np.unique(codes, return_index=True)
             for entry in entries[new_codes >= n_before].tolist():
-                self._first_lines.append((rows.path, rows.lines[row_of(lists.counts, entry)]))
+                self._first_lines.append((rows.path, rows.lines[row_of(counts, entry)]))
         return codes
 
     def finish(self, n_uses: int) -> tuple[NDArray[np.int64], list[str]]:
         """Return the id of each code, and the names in the order of their ids."""
         del n_uses
-        distinct, names = list(self._codes), self._names
-        if names is None:
-            names = order_names(distinct)
-        elif all(map(_WHOLE.fullmatch, distinct)):
-            last = len(names) - 1
-            for code, value in enumerate(distinct):
-                if int(value) > last:
-                    problem = f"label id {value} is out of range; ids go from 0 to {last}"
-                    raise self._error(code, problem)
-            return np.array(list(map(int, distinct)), dtype=np.int64), names
-        id_of = {name: label for label, name in enumerate(names)}
-        times = Counter(names)
+        distinct, names = list(self._codes), self._names or order_names(list(self._codes))
+        are_ids = self._names is not None and all(map(_WHOLE.fullmatch, distinct))
+        id_of, times = {name: label for label, name in enumerate(names)}, Counter(names)
+        if are_ids:
+            id_of, times = {value: int(value) for value in distinct}, Counter()
         for code, value in enumerate(distinct):
+            problem = ""
             if value not in id_of:
                 near = did_you_mean(value, names)
                 problem = f"label {value[:60]!r} is not in the file of label names{near}"
-                raise self._error(code, problem)
-            if times[value] > 1:
+            elif id_of[value] >= len(names):
+                problem = f"label id {value} is out of range; ids go from 0 to {len(names) - 1}"
+            elif times[value] > 1:
                 problem = f"label {value[:60]!r} occurs {times[value]} times in the label names"
-                raise self._error(code, f"{problem}; use row numbers")
-        return np.fromiter((id_of[name] for name in distinct), np.int64, len(distinct)), names
-
-    def _error(self, code: int, problem: str) -> DataError:
-        path, line = self._first_lines[code]
-        return data_error(path, problem, line)
+                problem += "; use row numbers"
+            if problem:
+                path, line = self._first_lines[code]
+                raise data_error(path, problem, line)
+        return np.fromiter(map(id_of.__getitem__, distinct), np.int64, len(distinct)), names
 
 
 class NumberedLabels:
@@ -431,20 +412,22 @@ class NumberedLabels:
     def add(self, lists: LabelLists, id_lists: LabelLists | None, rows: Rows) -> NDArray[np.int64]:
         """Return the label ids, and record the name of each id."""
         assert id_lists is not None
-        _check_lengths(lists.counts, id_lists.counts, "label ids", rows.error)
-        wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
+        counts, values = lists
+        id_counts, id_values = id_lists
+        _check_lengths(counts, id_counts, "label ids", rows.error)
+        wrong = next((i for i, v in enumerate(id_values) if not _ID.fullmatch(v)), None)
         if wrong is not None:
-            problem = f"label id {id_lists.values[wrong][:60]!r} is not a whole number below 10^8"
-            raise rows.error(row_of(id_lists.counts, wrong), problem)
-        ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
+            problem = f"label id {id_values[wrong][:60]!r} is not a whole number below 10^8"
+            raise rows.error(row_of(counts, wrong), problem)
+        ids = np.array(list(map(int, id_values)), dtype=np.int64)
         if len(ids) and (self._largest is None or ids.max() > self._largest[0]):
-            row = row_of(lists.counts, int(ids.argmax()))
+            row = row_of(counts, int(ids.argmax()))
             self._largest = (int(ids.max()), rows.path, rows.lines[row])
         names = self._names
-        for entry, (label, name) in enumerate(zip(ids.tolist(), lists.values, strict=True)):
+        for entry, (label, name) in enumerate(zip(ids.tolist(), values, strict=True)):
             if names.setdefault(label, name) != name:
                 problem = f"label id {label} has two names, {names[label][:40]!r} and {name[:40]!r}"
-                raise rows.error(row_of(lists.counts, entry), problem)
+                raise rows.error(row_of(counts, entry), problem)
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:

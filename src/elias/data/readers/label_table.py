@@ -12,6 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
@@ -203,10 +204,9 @@ def _split_list(rows: Rows, column: str | None) -> Sequence[tuple[str, ...]]:
     cells: list[Any] = [None if is_missing(cell) else cell for cell in rows.columns[column]]
     texts = [cell for cell in cells if isinstance(cell, str)]
     separator = next((mark for mark in _SEPARATORS if any(mark in text for text in texts)), "")
-    lists = split_cells(cells, CellFormat(separator=separator, lists=True), rows.error)
-    ends = lists.counts.cumsum()
-    values = sanitize(lists.values)[0]
-    return [tuple(values[end - count : end]) for end, count in zip(ends, lists.counts, strict=True)]
+    counts, values = split_cells(cells, CellFormat(separator), rows.error)
+    names = iter(sanitize(values)[0])
+    return [tuple(islice(names, count)) for count in counts]
 
 
 def read_skos(path: Path, language: str | None = None) -> LabelTable:

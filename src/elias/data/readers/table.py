@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -204,14 +204,13 @@ class TableReader(base.Reader):
             )
             keep_empty = columns.ids is not None
             lists = split_cells(cells, self._format, rows.error, keep_empty=keep_empty)
-            id_lists = weights = None
+            counts, id_lists, weights = lists[0], None, None
             if columns.ids is not None:
                 id_lists = split_cells(rows.columns[columns.ids], id_format, rows.error)
             codes = self._labels.add(lists, id_lists, rows)
             if columns.weights is not None:
-                cells = rows.columns[columns.weights]
-                weights = parse_weights(cells, lists.counts, rows.error)
-            labels = base.LabelRows(lists.counts, codes, weights)
+                weights = parse_weights(rows.columns[columns.weights], counts, rows.error)
+            labels = base.LabelRows(counts, codes, weights)
             texts = rows.texts(columns.text)
             groups = None if columns.group is None else cell_keys(rows.columns[columns.group])
             yield from _by_split(rows.splits(columns.split), texts, labels, groups)
@@ -289,19 +288,14 @@ def _by_split(
     groups: NDArray[np.int64] | None,
 ) -> Iterator[base.Chunk]:
     """Group rows by split, and yield one chunk per split."""
-    names = set(splits)
-    if len(names) == 1:
-        yield base.Chunk(names.pop(), texts, labels, groups=groups)
-        return
-    split_of = np.array(splits)
-    for name in sorted(names):
-        chosen = split_of == name
+    for name in sorted(set(splits)):
+        chosen = np.array(splits) == name
         entries = np.repeat(chosen, labels.counts)
         weights = None if labels.weights is None else labels.weights[entries]
-        own_labels = base.LabelRows(labels.counts[chosen], labels.codes[entries], weights)
-        own_texts = [texts[row] for row in np.flatnonzero(chosen)]
-        own_groups = None if groups is None else groups[chosen]
-        yield base.Chunk(name, own_texts, own_labels, groups=own_groups)
+        split_labels = base.LabelRows(labels.counts[chosen], labels.codes[entries], weights)
+        split_groups = None if groups is None else groups[chosen]
+        split_texts = list(compress(texts, chosen))
+        yield base.Chunk(name, split_texts, split_labels, groups=split_groups)
 
 
 @dataclass(frozen=True)
@@ -322,9 +316,9 @@ class TableFile:
     def names(self) -> list[str]:
         """Return the column names. For JSON lines, these are the keys of the first rows."""
         if self.kind == "parquet":
-            names = list(open_parquet(self.path).schema_arrow.names)
-            _check_distinct(self.path, names)
-            return names
+            names = open_parquet(self.path).schema_arrow.names
+            self._header(names)
+            return list(names)
         if self.kind == "jsonl":
             rows = islice(_json_rows(self.path, self._lines()), _SAMPLE_ROWS)
             return list(dict.fromkeys(key for _, row in rows for key in row))
@@ -332,8 +326,8 @@ class TableFile:
             return ["text", "labels"]
         if not self.has_header:
             return numbered_columns(len(self._head[0]))
-        with self._reader(csv.QUOTE_MINIMAL, strict=False) as reader:
-            return self._header(reader)
+        with self._reader(csv.QUOTE_MINIMAL, strict=False) as (reader, first):
+            return self._header(first, reader.line_num)
 
     @cached_property
     def has_header(self) -> bool:
@@ -445,10 +439,11 @@ class TableFile:
 
     def _delimited_rows(self, wanted: Sequence[str]) -> Cells:
         is_quoted = self.kind != "tsv" or self._is_quoted()
-        with self._reader(csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE) as reader:
-            named = self.has_header
-            first = self._header(reader) if named else self._first_row(reader)
-            header = first if named else numbered_columns(len(first))
+        quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+        with self._reader(quoting) as (reader, first):
+            header, named = numbered_columns(len(first)), self.has_header
+            if named:
+                header = self._header(first, reader.line_num)
             for name in wanted:
                 if name not in header:  # the columns were chosen before quoting was detected
                     problem = f"no column {name!r} in the header; quote every cell, or none"
@@ -465,21 +460,23 @@ class TableFile:
                 yield reader.line_num, [row[position] for position in positions]
 
     @contextmanager
-    def _reader(self, quoting: int, *, strict: bool = True) -> Iterator[Any]:
-        """Open a CSV, TSV or Excel file.
+    def _reader(self, quoting: int, *, strict: bool = True) -> Iterator[tuple[Any, list[str]]]:
+        """Open a CSV, TSV or Excel file. Yield the reader and the first row.
 
         The maximum cell length is larger than the default of 131,072 characters, but finite.
         Without a limit, an unclosed quotation mark would turn the whole file into one cell.
         """
-        if self.kind == "xlsx":
-            yield _Sheet(self.path)
-            return
-        delimiter = _delimiter(files.head_lines(self.path, self.options.encoding))
+        reader: Any = _Sheet(self.path)
+        if self.kind != "xlsx":
+            delimiter = _delimiter(files.head_lines(self.path, self.options.encoding))
+            style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
+            reader = csv.reader(self._lines(), **style)
         limit = csv.field_size_limit(files.MAX_LINE)
-        style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
-        reader = csv.reader(self._lines(), **style)
         try:
-            yield reader
+            first = next(filter(None, reader), None)
+            if first is None:
+                raise data_error(self.path, files.EMPTY)
+            yield reader, first
         except csv.Error as error:
             remedy = "quote cells that contain quotation marks or line ends"
             problem = f"not a valid table row ({error}); {remedy}"
@@ -487,16 +484,14 @@ class TableFile:
         finally:
             csv.field_size_limit(limit)
 
-    def _header(self, reader: Any) -> list[str]:
-        names = [name.strip() for name in self._first_row(reader)]
-        _check_distinct(self.path, names, line=reader.line_num)
+    def _header(self, first: list[str], line: int | None = None) -> list[str]:
+        """Return the column names in the first row. Raise an error if two are the same."""
+        names = [name.strip() for name in first]
+        for name, count in Counter(names).items():
+            if name and count > 1:  # columns without a name are ignored
+                problem = f"{count} columns are called {name!r}; rename all but one"
+                raise data_error(self.path, problem, line)
         return names
-
-    def _first_row(self, reader: Any) -> list[str]:
-        first: list[str] | None = next((row for row in reader if row), None)
-        if first is None:
-            raise data_error(self.path, files.EMPTY)
-        return first
 
     def _is_quoted(self) -> bool:
         """Return True if a TSV file has quoted cells, and all its rows can be read this way.
@@ -510,9 +505,8 @@ class TableFile:
         if not block:
             return False
         try:
-            with self._reader(csv.QUOTE_MINIMAL) as reader:
-                n_columns = len(self._first_row(reader))
-                return set(map(len, reader)) <= {0, n_columns}
+            with self._reader(csv.QUOTE_MINIMAL) as (reader, first):
+                return set(map(len, reader)) <= {0, len(first)}
         except DataError:
             return False
 
@@ -638,14 +632,6 @@ def _excel_text(cell: object) -> str:
     if cell is None:
         return ""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
-
-
-def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
-    """Raise an error if two columns have the same name. Columns without a name are ignored."""
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            problem = f"{count} columns are called {name!r}; rename all but one"
-            raise data_error(path, problem, line)
 
 
 def full_text_folders(path: Path) -> dict[str, list[Path]]:
