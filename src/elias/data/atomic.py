@@ -133,29 +133,24 @@ def evict_oldest(root: Path, limit: int) -> None:
     Never remove the newest entry, entries that this process uses, or entries that another process
     may be writing. Ignore entries that another process removes in the meantime.
     """
-    entries = []
-    for entry in root.iterdir():
-        with suppress(FileNotFoundError):
-            entries.append((entry.stat().st_mtime, entry))
-    total = 0
-    for number, (_, entry) in enumerate(sorted(entries, reverse=True)):
-        size, changed = _size_and_time(entry)
-        total += size
-        is_written = entry.name.startswith(".") and changed > time.time() - _ABANDONED_SECONDS
+    total, newest_first = 0, sorted(root.iterdir(), key=_modified, reverse=True)
+    for number, entry in enumerate(newest_first):
+        paths = [entry]
+        with suppress(FileNotFoundError):  # another process may remove it now
+            paths.extend(entry.rglob("*"))
+            total += sum(path.stat().st_size for path in paths if path.is_file())
+        is_recent = max(map(_modified, paths)) > time.time() - _ABANDONED_SECONDS
+        is_written = entry.name.startswith(".") and is_recent
         if total > limit and number > 0 and not is_written and entry.resolve() not in _used:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _size_and_time(entry: Path) -> tuple[int, float]:
-    """Return the total size of a folder's files in bytes, and their latest modification time."""
-    size, changed = 0, 0.0
-    with suppress(FileNotFoundError):
-        for path in (entry, *entry.rglob("*")):
-            with suppress(FileNotFoundError):
-                stat = path.stat()
-                size += stat.st_size if path.is_file() else 0
-                changed = max(changed, stat.st_mtime)
-    return size, changed
+def _modified(path: Path) -> float:
+    """Return the modification time of a file, or 0 if it no longer exists."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @contextmanager

@@ -235,7 +235,11 @@ class Corpus:
                 "%s: the model does not know %d of the %d labels, such as %r; they count as missed",
                 *(source, len(new), self.n_labels, new[0]),
             )
-        splits = {name: _known_filters(s, len(names)) for name, s in aligned.splits.items()}
+        splits: dict[str, Split | None] = {
+            name: replace(split, filters=split.filters[split.filters[:, 1] < len(names)])
+            for name, split in aligned.splits.items()
+            if split.filters is not None  # the model cannot predict labels that it does not know
+        }
         return aligned.with_splits(**splits) if new else aligned
 
     def join_labels(self, names: Sequence[str]) -> Corpus:
@@ -300,13 +304,6 @@ def _renumber(split: Split, new_ids: NDArray[np.int64], n_labels: int) -> Split:
     if filters is not None:
         filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
     return replace(split, labels=labels, filters=filters)
-
-
-def _known_filters(split: Split, n_known: int) -> Split:
-    """Return the split without the filter pairs of labels that the model does not know."""
-    if split.filters is None:
-        return split
-    return replace(split, filters=split.filters[split.filters[:, 1] < n_known])
 
 
 def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:

@@ -307,8 +307,8 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     Returns:
         The format (``npz``, ``lf``, ``xmc``, ``pecos``, ``full-text`` or a kind of table), the file
         or the folder that contains the files, and a dictionary of the files by split. The only key
-        is ``""`` if one file contains all points. The dictionary is empty for folders of matrices
-        and for LF. For full texts, it contains folders.
+        is ``""`` if one file contains all points. The dictionary is empty for folders of matrices.
+        For full texts, it contains folders.
 
     Raises:
         DataError: If the format is unknown, there is no training file, or formats are mixed.
@@ -319,7 +319,7 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
         return "npz", path, {}
     points = xmc.lf_points_file(path, "train")
     if points is not None and xmc.LF_IDS in TableFile(points, "jsonl").names:
-        return "lf", path, {}
+        return "lf", path, {"train": [points]}
     if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
         return "xmc", path, {}
     by_split = base.split_files(path)
@@ -413,13 +413,10 @@ def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> base.R
 def _named_columns(path: Path, options: ReadOptions) -> tuple[str, list[str]]:
     """Return the format of a corpus, and its column names if the format has named columns."""
     kind, _, by_split = detect(path, options.encoding)
-    if kind == "lf":
-        points = xmc.lf_points_file(path, "train")
-        assert points is not None
-        return kind, TableFile(points, "jsonl").names
-    if kind not in KINDS:
+    table = "jsonl" if kind == "lf" else kind
+    if table not in KINDS:
         return kind, []
-    return kind, TableFile(next(iter(by_split.values()))[0], kind, options).names
+    return kind, TableFile(next(iter(by_split.values()))[0], table, options).names
 
 
 def _collect(
@@ -581,32 +578,25 @@ def _cache_key(path: Path, options: ReadOptions) -> str:
 
 def check_corpus(corpus: Corpus) -> None:
     """Raise `DataError` if parts of the corpus have different sizes, or if it has no labels."""
-    problem = next(_mismatches(corpus), None)
-    if problem is not None:
-        raise DataError(f"{corpus.source or 'corpus'}: {problem}; use files of the same corpus")
-    _check_training_labels(corpus)
-
-
-def _mismatches(corpus: Corpus) -> Iterator[str]:
-    """Yield a description of each inconsistency between the parts of the corpus."""
+    train = corpus.train.features
     for name, split in corpus.splits.items():
-        n_points, n_labels = split.labels.shape
+        (n_points, n_labels), features, problem = split.labels.shape, split.features, ""
         if n_points == 0:
-            yield f"the {name} split has no points"
-        if n_labels != corpus.n_labels:
+            problem = f"the {name} split has no points"
+        elif n_labels != corpus.n_labels:
             counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
-            yield f"the {name} split has {counts}"
-        if split.texts is not None and len(split.texts) != n_points:
-            yield f"{len(split.texts)} {name} texts for {n_points} points"
-        if split.features is not None:
-            n_rows, n_columns = split.features.shape
-            train = corpus.train.features
-            if n_rows != n_points:
-                yield f"{n_rows} rows of {name} features for {n_points} points"
-            if train is not None and n_columns != train.shape[1]:
-                yield f"{name} features have {n_columns} columns, not {train.shape[1]}"
-        elif split.texts is None:
-            yield f"the {name} points have neither texts nor features"
+            problem = f"the {name} split has {counts}"
+        elif split.texts is not None and len(split.texts) != n_points:
+            problem = f"{len(split.texts)} {name} texts for {n_points} points"
+        elif features is None and split.texts is None:
+            problem = f"the {name} points have neither texts nor features"
+        elif features is not None and features.shape[0] != n_points:
+            problem = f"{features.shape[0]} rows of {name} features for {n_points} points"
+        elif features is not None and train is not None and features.shape[1] != train.shape[1]:
+            problem = f"{name} features have {features.shape[1]} columns, not {train.shape[1]}"
+        if problem:
+            raise DataError(f"{corpus.source or 'corpus'}: {problem}; use files of the same corpus")
+    _check_training_labels(corpus)
 
 
 def _check_training_labels(corpus: Corpus) -> None:

@@ -17,10 +17,6 @@ _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 PERCENTILES = (10, 50, 90, 99)
-_TEXT_COUNTS = (
-    *("duplicate_texts", "texts_in_train"),
-    *("near_duplicate_groups", "near_duplicates", "near_duplicates_in_train"),
-)
 _WORD = re.compile(r"\w+")
 _NOTICEABLE = 0.05  # share of points from which a hint is given
 _FEW_LABELS = 20  # with fewer labels, it is not unusual that most one-word labels occur once
@@ -39,20 +35,20 @@ class SplitStats:
     labels_percentiles: tuple[int, ...]
     """The 10th, 50th, 90th and 99th percentile of the number of labels per point."""
     points_without_labels: int
-    words_mean: float | None
+    words_mean: float | None = None
     """Mean number of words per text, split at white space; None without texts."""
-    words_percentiles: tuple[int, ...] | None
+    words_percentiles: tuple[int, ...] | None = None
     """The 10th, 50th, 90th and 99th percentile of the number of words per text."""
-    empty_texts: int | None
-    duplicate_texts: int | None
+    empty_texts: int | None = None
+    duplicate_texts: int | None = None
     """Number of texts that repeat an earlier text of this split, ignoring case and punctuation."""
-    texts_in_train: int | None
+    texts_in_train: int | None = None
     """Number of texts that also occur in the training split; None for the training split."""
-    near_duplicate_groups: int | None
+    near_duplicate_groups: int | None = None
     """Number of groups of at least two near-duplicates, see `elias.data.groups.normal_form`."""
-    near_duplicates: int | None
+    near_duplicates: int | None = None
     """Number of texts in these groups."""
-    near_duplicates_in_train: int | None
+    near_duplicates_in_train: int | None = None
     """Number of texts with a near-duplicate in the training split; None for that split."""
     filter_pairs: int
 
@@ -173,17 +169,22 @@ def training_hints(train: Split, n_labels: int) -> list[str]:
 
 def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None) -> SplitStats:
     n_labels_of = np.diff(split.labels.indptr)
-    words = None
-    if split.texts is not None:
+    about_texts: dict[str, Any] = {}
+    if split.texts is not None and hashes is not None:
         words = np.fromiter((len(text.split()) for text in split.texts), np.int64, len(split))
-    counts: dict[str, int | None] = dict.fromkeys(_TEXT_COUNTS)
-    if hashes is not None:
         texts, keys = hashes
-        counts["duplicate_texts"] = len(texts) - len(np.unique(texts))
-        counts["near_duplicate_groups"], counts["near_duplicates"] = count_groups(keys)
+        n_groups, n_near = count_groups(keys)
+        about_texts = {
+            "words_mean": float(words.mean()),
+            "words_percentiles": _percentiles(words, PERCENTILES),
+            "empty_texts": int((words == 0).sum()),
+            "duplicate_texts": len(texts) - len(np.unique(texts)),
+            "near_duplicate_groups": n_groups,
+            "near_duplicates": n_near,
+        }
         if in_train is not None:
-            counts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
-            counts["near_duplicates_in_train"] = repeats(keys, in_train[1])
+            about_texts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
+            about_texts["near_duplicates_in_train"] = repeats(keys, in_train[1])
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),
@@ -191,10 +192,7 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
         labels_per_point=split.labels.nnz / max(len(split), 1),
         labels_percentiles=_percentiles(n_labels_of, PERCENTILES),
         points_without_labels=int((n_labels_of == 0).sum()),
-        words_mean=None if words is None else float(words.mean()),
-        words_percentiles=None if words is None else _percentiles(words, PERCENTILES),
-        empty_texts=None if words is None else int((words == 0).sum()),
-        **counts,
+        **about_texts,
         filter_pairs=0 if split.filters is None else len(split.filters),
     )
 

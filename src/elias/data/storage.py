@@ -123,21 +123,6 @@ def _map_array(path: Path, dtype: str) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def _canonical_csr(
-    values: NDArray[np.float32],
-    indices: NDArray[Any],
-    indptr: NDArray[Any],
-    shape: tuple[int, int],
-) -> csr_matrix:
-    """Return a CSR matrix that shares the given arrays, which must be in canonical form.
-
-    Both index arrays must have the type that `_index_type` returns. Otherwise SciPy copies them.
-    """
-    matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
-    matrix.has_canonical_format = True
-    return matrix
-
-
 def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
     """Return a CSR matrix with more columns that shares the arrays of ``matrix``."""
     shape = (matrix.shape[0], n_columns)
@@ -145,7 +130,10 @@ def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
 
 
 def _index_type(n_entries: int, n_columns: int) -> str:
-    """Return the dtype of both CSR index arrays: int32 if it is large enough, else int64."""
+    """Return the dtype of both CSR index arrays: int32 if it is large enough, else int64.
+
+    SciPy copies arrays of another type.
+    """
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
 
@@ -153,16 +141,17 @@ def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str 
     """Memory-map the CSR matrix that is stored in the files of a folder."""
     what = "features" if prefix else "labels"
     dtype = _index_type(n_entries, shape[1])
-    indptr = _map_array(folder / f"{prefix}{_INDPTR}", dtype)
-    indices = _map_array(folder / f"{prefix}{_INDICES}", dtype)
-    values = _map_array(folder / f"{prefix}{_VALUES}", "<f4")
+    files = ((_INDPTR, dtype), (_INDICES, dtype), (_VALUES, "<f4"))
+    indptr, indices, values = (_map_array(folder / f"{prefix}{name}", kind) for name, kind in files)
     if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
         raise DataError(f"{folder}: the stored {what} are incomplete; remove the folder")
     # kernels do not check indices
     is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
     if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
         raise DataError(f"{folder}: the stored {what} are damaged; remove the folder")
-    return _canonical_csr(values, indices, indptr, shape)
+    matrix = csr_matrix((values, indices, indptr), shape=shape)  # shares the arrays
+    matrix.has_canonical_format = True
+    return matrix
 
 
 def is_mapped(matrix: csr_matrix | None) -> bool:
@@ -189,7 +178,9 @@ def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
         part = matrix[rows[start : start + _ROWS]]
         entries = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
         indices[entries], values[entries] = part.indices, part.data
-    return _canonical_csr(values, indices, indptr, (len(rows), matrix.shape[1]))
+    taken = csr_matrix((values, indices, indptr), shape=(len(rows), matrix.shape[1]))
+    taken.has_canonical_format = True
+    return taken
 
 
 def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -333,8 +324,7 @@ class SplitWriter:
                 writer.append(matrix)
         for name in (_CODES, _WEIGHTS):
             (self._folder / name).unlink(missing_ok=True)
-        has_texts = _TEXTS in self._files
-        if has_texts:
+        if _TEXTS in self._files:
             offsets = np.cumsum(np.concatenate(self._text_sizes), dtype="<i8")
             (self._folder / _OFFSETS).write_bytes(offsets.data)
         if filters is not None:
@@ -342,7 +332,7 @@ class SplitWriter:
         description: dict[str, Any] = {
             "points": len(counts),
             "entries": writer.finish()["entries"],
-            "texts": has_texts,
+            "texts": _TEXTS in self._files,
             "digest": self._digest.hexdigest(),
         }
         if self._features is not None:
@@ -397,7 +387,7 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
         raise DataError(
             f"{folder}: the offsets do not belong to {n_points} texts; remove the folder"
         )
-    path, groups, features = folder / _FILTERS, folder / _GROUPS, None
+    filters, groups, features = folder / _FILTERS, folder / _GROUPS, None
     if sizes := description.get("features"):
         shape = (sizes["rows"], sizes["columns"])
         features = _open_csr(folder, shape, sizes["entries"], _FEATURES)
@@ -405,6 +395,6 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
         labels=_open_csr(folder, (n_points, n_labels), description["entries"]),
         texts=texts,
         features=features,
-        filters=np.load(path, allow_pickle=False) if path.exists() else None,
+        filters=np.load(filters, allow_pickle=False) if filters.exists() else None,
         groups=_map_array(groups, "<i8") if groups.exists() else None,
     )

@@ -291,18 +291,10 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
         else:
             write_npz_folder(corpus, folder, PECOS if format == "pecos" else RAW)
         if corpus.label_table.has_details:
-            rows = (
-                {
-                    "id": key,
-                    "name": one_line(name),
-                    "synonyms": synonyms,
-                    "description": text,
-                    "broader": broader,
-                }
-                for name, key, synonyms, text, broader in corpus.label_table.rows()
-            )
+            keys = ("name", "id", "synonyms", "description", "broader")
+            labels = ((one_line(name), *details) for name, *details in corpus.label_table.rows())
             with (folder / "labels.jsonl").open("wb") as stream:
-                _write_json(stream, rows)
+                _write_json(stream, (dict(zip(keys, label, strict=True)) for label in labels))
         for name, split in corpus.splits.items():
             if split.filters is not None:
                 pairs = (f"{point} {label}" for point, label in split.filters.tolist())

@@ -116,30 +116,19 @@ def export_onnx(
             external_data=False,
             verbose=False,
         )
-        if int8:
-            _quantise(staged)
         proto = onnx.load(str(staged))
+        if int8:  # matrices, and the vectors of a bag encoder
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            del proto.graph.value_info[:]  # these shapes are wrong after quantisation
+            options: Any = {"weight_type": QuantType.QInt8, "op_types_to_quantize": _QUANTISED}
+            quantize_dynamic(proto, str(staged), **options, per_channel=True)
+            proto = onnx.load(str(staged))
         for node in proto.graph.node:
             del node.metadata_props[:]  # stack traces of the export, with paths of this machine
         prop = proto.metadata_props.add()
         prop.key, prop.value = METADATA, json.dumps(metadata)
         onnx.save(proto, str(staged))
-
-
-def _quantise(path: Path) -> None:
-    """Quantise the matrices of a graph, and the vectors of a bag encoder, to 8-bit integers."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    proto = onnx.load(str(path))
-    del proto.graph.value_info[:]  # these shapes are wrong after quantisation
-    quantize_dynamic(
-        proto,
-        str(path),
-        weight_type=QuantType.QInt8,
-        op_types_to_quantize=_QUANTISED,
-        per_channel=True,
-    )
 
 
 class _Graph(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,27 @@ _LENGTH_MULTIPLE = 8
 _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
+class _Batch:
+    """Base class of batches, which are dataclasses with tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on a device."""
+        return self._map(lambda tensor: to_device(tensor, device))
+
+    def pin_memory(self) -> Self:
+        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, copy: Callable[[Tensor], Tensor]) -> Self:
+        batch: Any = self
+        values = {field.name: getattr(self, field.name) for field in fields(batch)}
+        tensors = {name: copy(v) for name, v in values.items() if isinstance(v, Tensor)}
+        copied: Self = replace(batch, **tensors)
+        return copied
+
+
 @dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(_Batch):
     """The tokens of B texts, concatenated."""
 
     ids: Int[Tensor, " tokens"]
@@ -37,25 +56,13 @@ class TokenBatch:
         """Return the number of texts."""
         return len(self.offsets) - 1
 
-    def to(self, device: torch.device) -> TokenBatch:
-        """Return the batch on a device."""
-        return self._map(lambda tensor: to_device(tensor, device))
-
-    def pin_memory(self) -> TokenBatch:
-        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def _map(self, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
-        weights = None if self.weights is None else copy(self.weights)
-        return replace(self, ids=copy(self.ids), offsets=copy(self.offsets), weights=weights)
-
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
         return self.offsets[1:] - self.offsets[:-1]
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedBatch:
+class PaddedBatch(_Batch):
     """The tokens of B texts, each padded to the same length T."""
 
     ids: Int[Tensor, "B T"]
@@ -66,14 +73,6 @@ class PaddedBatch:
     def __len__(self) -> int:
         """Return the number of texts."""
         return len(self.lengths)
-
-    def to(self, device: torch.device) -> PaddedBatch:
-        """Return the batch on a device."""
-        return PaddedBatch(to_device(self.ids, device), to_device(self.lengths, device), self.full)
-
-    def pin_memory(self) -> PaddedBatch:
-        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
-        return PaddedBatch(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
 
     def mask(self) -> Bool[Tensor, "B T"]:
         """Return a mask that is True for tokens and for the first position of an empty text."""
