@@ -235,9 +235,9 @@ _REMOVED: dict[str, Any] = {
     "rerank.mixture": "sum",
     "checkpoint.steps": lambda part: part["steps"],  # any value
 }
-"""Removed keys and the values that are now built in, or functions that return these.
+"""Removed keys and their fixed values. A function computes the value from the section of the key.
 
-A function gets the section of the key. No removed key affects the predictions of a saved model.
+No removed key affects the predictions of a saved model.
 """
 _REPLACED = {
     "encoder.kind": "set encoder.model to bag, minilm, a folder or a hub id",
@@ -247,16 +247,15 @@ _REPLACED = {
     "checkpoint.steps": "use checkpoint.minutes",
     **dict.fromkeys(("eval.propensity_a", "eval.propensity_b"), "use eval.propensity = [A, B]"),
 }
-"""What to use instead of a removed key, for keys whose value is not simply built in."""
+"""Replacements of removed keys, for error messages. Other removed keys have a fixed value."""
 _ABSENT = "not set"
 
 
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
     """Convert a configuration that an older version of ELIAS saved to the keys of this version.
 
-    Add missing keys. Drop a key that this version no longer has if its value is now the fixed
-    behaviour. Keep it otherwise, so that `build` reports an unknown key, or log and drop it if
-    ``drop_removed``.
+    Add missing keys. Drop a removed key if it has the fixed value. Keep any other removed key, so
+    that `build` reports it as unknown. With ``drop_removed``, drop it and log a message.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1'}]

@@ -130,8 +130,8 @@ def cache_error(folder: Path, error: OSError) -> DataError:
 def evict_oldest(root: Path, limit: int) -> None:
     """Remove the least recently used entries of a cache until it has at most ``limit`` bytes.
 
-    Never remove the newest entry, entries that this process uses, or entries that another process
-    may be writing. Ignore entries that another process removes in the meantime.
+    Keep the newest entry, entries that this process uses, and entries that another process may be
+    writing. Ignore entries that another process removes at the same time.
     """
     total, newest_first = 0, sorted(root.iterdir(), key=_modified, reverse=True)
     for number, entry in enumerate(newest_first):

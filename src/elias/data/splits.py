@@ -310,9 +310,9 @@ def restore_splits(
 
 
 def text_sketch(texts: Iterable[str]) -> str:
-    """Return a sketch of the texts: their smallest hashes, in hexadecimal.
+    """Return the smallest hashes of the texts, in hexadecimal.
 
-    It does not depend on the order of the texts.
+    The result identifies the texts, whatever their order.
     """
     return np.unique(_hashes(texts))[:_SKETCHED].tobytes().hex()
 

@@ -341,7 +341,7 @@ class SplitWriter:
 
 
 def write_description(folder: Path, description: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the description of a stored corpus. Call this last: it marks the corpus as complete."""
+    """Write the description of a stored corpus, which marks it as complete. Call this last."""
     (folder / _NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
     content = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2)
     (folder / _DESCRIPTION).write_text(content, encoding="utf-8")

@@ -270,7 +270,7 @@ def _n_cores() -> int:
 def _run_workers(
     texts: DiskTexts, featurizer: Featurizer, ranges: list[slice], n_workers: int
 ) -> Iterator[Tokens]:
-    """Yield the tokens of each range of the texts. Several processes compute them."""
+    """Tokenize ranges of the texts in several processes. Yield the tokens of each range."""
     from joblib.externals.loky import ProcessPoolExecutor
 
     job = (texts.folder, texts.rows, featurizer)

@@ -56,8 +56,8 @@ class ReadOptions:
     group: str | None = None
     """The group column. Points with the same value belong to one group."""
     header: bool | None = None
-    """Whether the first line of a CSV or TSV file is a header. By default it is recognised. Without
-    a header, columns are named by their numbers, from 1."""
+    """True if the first line of a CSV or TSV file is a header. By default, the reader recognises a
+    header. Without one, columns are named by their numbers, from 1."""
     encoding: str | None = None
     """The encoding of a text file, UTF-8 by default."""
 
@@ -77,8 +77,8 @@ class LabelRows:
     codes: NDArray[np.int64]
     """The label ids of all rows, concatenated, or codes that `Summary.ids` maps to label ids."""
     weights: NDArray[np.float32] | None = None
-    """The relevance of each label, or None if all are 1. It is None in all chunks of a split or in
-    none of them."""
+    """The relevance of each label, or None if all are 1. All chunks of a split have weights, or
+    none has."""
 
     @classmethod
     def from_csr(cls, matrix: csr_matrix) -> LabelRows:
@@ -96,10 +96,10 @@ class LabelRows:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Texts, labels or features of consecutive rows of a split, or several of these.
+    """Consecutive rows of a split. A chunk may hold texts, labels, features, or several of them.
 
-    Texts, labels and features of the same points may be in different chunks, e.g. if texts and
-    labels are in two files. Each of them is yielded in the order of the rows.
+    Texts, labels and features of the same points may be in different chunks, for example if texts
+    and labels are in two files. Chunks follow the order of the rows.
     """
 
     split: str
@@ -121,7 +121,7 @@ class Summary:
     """For each split, (M, 2) pairs (point, label) that must not be predicted."""
     notes: Mapping[str, str] = field(default_factory=dict)
     reading: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `load_corpus` that the reader chose itself, to read similar files in this way."""
+    """Options of `load_corpus` that the reader chose. They are used to read similar files."""
 
 
 class Reader(ABC):

@@ -66,17 +66,17 @@ _OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
 
 @dataclass(frozen=True, slots=True)
 class CellFormat:
-    """How the labels of a column are written."""
+    """Format of the labels in a column."""
 
     separator: str
     """The separator of labels in a string. If it is empty, each string is one label. With ``><``,
     the brackets around the cell are removed."""
     lists: bool = True
-    """Whether a string in brackets is a JSON or Python list."""
+    """True if a string in brackets is read as a JSON or Python list."""
     key: str | None = None
     """The key of the name, if labels are objects. If None, it is chosen for each object."""
     any_list: bool = True
-    """Whether some cells are lists. If not, the separator is recorded, to read similar files."""
+    """True if some cells are lists. Otherwise the model records the separator for later files."""
 
     def describe(self) -> str:
         """Return a description for notes, such as ``, separated by '|'``, or an empty string."""
@@ -255,7 +255,7 @@ def split_cells(
 
     Args:
         cells: Lists, strings, whole numbers, or None for no label.
-        form: How labels are written.
+        form: The format of the labels.
         row_error: Function that returns the error for a row number and a problem.
         keep_empty: Whether to keep an empty string in a list as a label.
     """
