@@ -71,6 +71,19 @@ class LabelPoints:
         return Points(self.tokens.take(rows), csr_matrix(entries, shape=targets.shape))
 
 
+def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[np.int64]:
+    """Return the ids of the labels whose text shares a word with the training texts.
+
+    Codes and identifiers share none.
+
+    >>> labels_with_words(["cod fishing", "E11.9", "oil"], SplitTexts(["cod liver oil"])).tolist()
+    [0, 2]
+    """
+    known = {word for word in texts.words[0] if is_word(word)}
+    shares = [not known.isdisjoint(words_of(text)) for text in label_texts]
+    return np.flatnonzero(shares)
+
+
 def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:
     """Return the target probabilities of the label texts (L, L).
 

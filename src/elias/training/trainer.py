@@ -68,7 +68,7 @@ from elias.training.checkpoint import (
 )
 from elias.training.contrast import train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
-from elias.training.label_points import LabelPoints, label_targets
+from elias.training.label_points import LabelPoints, label_targets, labels_with_words
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
@@ -86,6 +86,7 @@ _POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point be
 _COLLAPSED = 0.9  # share of texts with the same best label from which a warning is logged
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts sampled to suggest encoder.windows
+_MIN_COVERED = 0.5  # share of points with a label that has a text from which stage 0 is trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
@@ -207,6 +208,7 @@ class Trainer:
             bow = bag_of_words(texts, sample.features) if self.world.is_rank0 else None
         self.label_points = None
         self.label_texts: Points | None = None
+        self.contrast_texts: Points | None = None
         if self.config.loss.label_text_weight and texts and not encoder.reads_features:
             with self.run.timed("label texts"):
                 self.label_points = self._label_points(encoder, texts, sample.labels)
@@ -232,15 +234,24 @@ class Trainer:
             copies[self._earlier_labels()] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
+        reads_label_texts = isinstance(encoder, BagEncoder)  # not measured with a transformer
+        if reads_label_texts and self.continued is None:
+            of_labels = self.corpus.label_table.texts()
+            named = self.world.broadcast_from_rank0(lambda: labels_with_words(of_labels, texts))
+            self.contrast_texts = self._texts_of_labels(named, encoder)
         if copies.sum() < 0.5:
             return None
-        texts_of_labels = self.corpus.label_table.take(used.tolist()).texts()
-        tokens = tokenize(texts_of_labels, encoder)
-        if isinstance(encoder, BagEncoder):  # with a transformer, this was not measured
-            ones, starts = np.ones(len(used), dtype=labels.dtype), np.arange(len(used) + 1)
-            own = csr_matrix((ones, used, starts), shape=(len(used), labels.shape[1]))
-            self.label_texts = Points(tokens, own)
-        return LabelPoints(tokens, targets[used], copies[used].astype(np.float64))
+        own = self._texts_of_labels(used, encoder)
+        if reads_label_texts:
+            self.label_texts = own
+        return LabelPoints(own.tokens, targets[used], copies[used].astype(np.float64))
+
+    def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
+        """Return one point for each of the given labels, with the label's text and this label."""
+        tokens = tokenize(self.corpus.label_table.take(labels.tolist()).texts(), encoder)
+        ones, starts = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
+        shape = (len(labels), self.corpus.train.labels.shape[1])
+        return Points(tokens, csr_matrix((ones, labels, starts), shape=shape))
 
     def _check_memory(self, bow: csr_matrix) -> None:
         """Raise a `RunError` if the run needs more memory than the machine has."""
@@ -334,9 +345,17 @@ class Trainer:
         return self._gathered(model)
 
     def _train_by_contrast(self) -> None:
-        """Train a bag encoder on label texts before the first stage, on rank 0."""
-        encoder, texts, stage = self.encoder, self.label_texts, self.config.stages[0]
-        if texts is None:
+        """Train a bag encoder on label texts before the first stage, on rank 0.
+
+        Skip this if fewer than half of the points have a label with a text: the encoder would learn
+        to tell apart only these few labels.
+        """
+        encoder, texts, stage = self.encoder, self.contrast_texts, self.config.stages[0]
+        if texts is None or self.points.labels.shape[0] == 0:
+            return
+        has_text = np.zeros(self.points.labels.shape[1], dtype=np.float32)
+        has_text[texts.labels.indices] = 1
+        if np.mean(self.points.labels @ has_text > 0) < _MIN_COVERED:
             return
 
         def train() -> None:

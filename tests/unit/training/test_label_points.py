@@ -120,6 +120,30 @@ def test_label_texts_are_trained_on_as_often_as_their_weight_says(weight, per_ep
     assert recorded == per_epoch  # every text with the name of a label has this label
 
 
+@pytest.mark.parametrize(
+    ("names", "is_trained"),
+    [
+        ({"cod": "tape", "tape": "ship", "ship": "cod"}, True),  # no text has the label it names
+        ({"cod": "E11.9", "tape": "J45", "ship": "cod"}, False),  # most labels are codes
+    ],
+)
+def test_stage_0_needs_label_texts_for_half_of_the_points(names, is_trained, tmp_path):
+    texts = [f"{word} {other}" for word in names for other in "abcdefgh"]
+    labels = [[names[text.split()[0]]] for text in texts]
+    config = EliasConfig(
+        index=IndexConfig(kind="all"),
+        stages=(StageConfig(name="all", epochs=1, batch_size=8),),
+        rerank=RerankConfig(enabled=False),
+        encoder=EncoderConfig(dim=8, hidden_dim=8),
+        eval=EvalConfig(validation_size=0),
+    )
+
+    train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
+
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert ("contrast" in [json.loads(line).get("step") for line in lines]) == is_trained
+
+
 def make_points(copies):
     tokens = Tokens(offsets=np.arange(4) * 2, ids=np.arange(6, dtype=np.int32))
     targets = csr_matrix(np.array([[1, 0.5, 0], [0, 1, 0.25], [0, 0, 0.75]], dtype=np.float32))
