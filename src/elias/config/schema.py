@@ -94,7 +94,7 @@ class DataConfig:
     """Storage of the corpus during training."""
 
     on_disk: Literal["auto", "on", "off"] = "auto"
-    """Where texts, labels and tokens are kept. ``on``: on disk, memory-mapped; ``off``: in memory;
+    """Storage of texts, labels and tokens. ``on``: on disk, memory-mapped; ``off``: in memory;
     ``auto``: on disk if the files are larger than 1 GiB."""
     setup_points: int | None = None
     """Number of training points used for vocabulary, clustering and initialisation, sampled with at
@@ -227,10 +227,10 @@ class LossConfig:
     """``mean``: average over all labels of all shortlists, as in the paper's program; ``sum``: sum
     over the shortlist of a point, averaged over the points. A good λ depends on this choice."""
     label_text_weight: float = 1.0
-    """How often label texts are training points: the mean number of times per epoch for a label
+    """Mean number of times per epoch that a label text is used as a training point, for a label
     whose name is a reliable keyword. For other labels, this number is multiplied by the share of
-    points with the label among the training texts that contain all words of its name. 0: none, as
-    in the paper."""
+    points with the label among the training texts that contain all words of its name. 0: label
+    texts are not training points, as in the paper."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -248,12 +248,12 @@ class StageConfig:
     name: str = "stage1"
     """Name of the stage in logs and metrics."""
     learn_graph: bool = False
-    """Whether the edges are learned, starting from the co-occurrence counts of clusters and labels
-    (M'Y, Eq. 9). If not, see `score_all`."""
+    """Learn the edges, starting from the co-occurrence counts of clusters and labels (M'Y, Eq. 9).
+    If false, see `score_all`."""
     score_all: bool | None = None
-    """Whether a stage that does not learn the graph scores every label in each step (one-vs-all).
-    Otherwise its graph is fixed: a partition with all edge scores 1, as in the paper. By default,
-    a stage before the last one scores every label if points × labels is at most 2·10⁹."""
+    """Score every label in each step (one-vs-all), in a stage that does not learn the graph. If
+    false, the graph is fixed: a partition with all edge scores 1, as in the paper. By default, a
+    stage before the last one scores every label if points × labels is at most 2·10⁹."""
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None
