@@ -75,7 +75,7 @@ def evaluate(
         recall_ks: Values of k for R.
         a: Constant A of the propensity model.
         b: Constant B of the propensity model.
-        empty: How P and nDCG treat points without true labels. ``zero`` counts them as 0;
+        empty: Treatment of points without true labels in P and nDCG. ``zero`` counts them as 0;
             ``drop`` leaves them out.
 
     Example:
@@ -137,7 +137,7 @@ def score(
         truth: (n, L) true labels.
         inverse_propensity: (L,) label weights, required for PSP and PSnDCG.
         names: Names such as ``"P@7"``: P, nDCG, PSP, PSnDCG or R at any k.
-        empty: How P and nDCG treat points without true labels. ``zero`` counts them as 0;
+        empty: Treatment of points without true labels in P and nDCG. ``zero`` counts them as 0;
             ``drop`` leaves them out.
     """
     wanted = [_parse(name) for name in names]

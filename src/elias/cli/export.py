@@ -17,7 +17,7 @@ from elias.errors import ConfigError
 def export(
     model: options.ModelPath,
     out: Annotated[
-        Path, Argument(metavar="OUT", help="The ONNX file, or the folder of --compact, to write.")
+        Path, Argument(metavar="OUT", help="The ONNX file to write; a folder with --compact.")
     ],
     compact: Annotated[
         bool, Option("--compact", help="Write a model folder of about a third of the size.")

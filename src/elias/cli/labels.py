@@ -59,7 +59,7 @@ def add(
     model: options.ModelPath,
     table: Annotated[Path, Argument(metavar="FILE", help="Label table, or a .txt file of names.")],
     examples: Annotated[
-        Path | None, Option(metavar="DATA", help="Texts that have the new labels.")
+        Path | None, Option(metavar="DATA", help="Corpus with example texts of the new labels.")
     ] = None,
     out: NewModel,
     reading: options.CorpusOptions,

@@ -122,7 +122,7 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Keep equal values in one split (default: near-duplicate texts).",
+            help="Keep rows with the same value in one split (default: near-duplicates).",
         ),
     ] = None
     no_header: Annotated[

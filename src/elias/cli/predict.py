@@ -64,7 +64,7 @@ def predict(
         Path | None,
         Option(
             metavar="OUTPUT",
-            help="File to write: .jsonl, .csv, .tsv, .parquet, .txt (id:score), or .gz.",
+            help="File to write: .parquet, or .jsonl, .csv, .tsv, .txt (id:score), also with .gz.",
         ),
     ] = None,
     file_format: Annotated[

@@ -212,13 +212,14 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
     or_group = "" if groups is None else ", or is in a group that cannot be taken as a whole"
     if len(held_rows) == 0:
         logger.warning(
-            "no point can be held out: every point has a label that no other point has%s", or_group
+            "no point can be held out: each point has no labels or is the only point of a label%s",
+            or_group,
         )
         return train, None
     if len(held_rows) < size:
         logger.warning(
-            "%d points held out for validation instead of %d: every other point has a label that "
-            "no other training point has%s",
+            "%d points held out for validation instead of %d: each point that remains has no "
+            "labels or is the only training point of a label%s",
             *(len(held_rows), size, or_group),
         )
     return train.take(train_rows), train.take(held_rows)

@@ -209,7 +209,10 @@ def _each_member(elias: Elias, edit: Any) -> Elias:
 
 
 def copy_with(elias: Elias, **parts: Any) -> Elias:
-    """Return a copy with some attributes replaced, without the metrics, which no longer apply."""
+    """Return a copy of the model in which ``parts`` replace the attributes of the same names.
+
+    The copy has no metrics, because those of the model no longer apply.
+    """
     edited = copy(elias)
     for name, part in parts.items():
         setattr(edited, name, part)

@@ -317,7 +317,7 @@ class Elias:
 
         Args:
             labels: Names, or a table of labels, see `elias.load_label_table`.
-            examples: Texts that have the new labels: a corpus, whose labels are matched by id or
+            examples: Example texts of the new labels: a corpus, whose labels are matched by id or
                 name, or a dictionary from names of labels to lists of texts.
 
         Raises:

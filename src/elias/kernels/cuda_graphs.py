@@ -156,7 +156,10 @@ class CapturedFunction(Generic[Result]):
             self._calls[key] += 1
             return False
         if len(self._graphs) == self._max_graphs:
-            logger.info("reached the limit of %d CUDA graphs", self._max_graphs)
+            logger.info(
+                "reached the limit of %d CUDA graphs; other shapes run without one",
+                self._max_graphs,
+            )
             self._stopped = True
             return False
         buffers = [tensor.clone() for tensor in inputs]

@@ -197,11 +197,11 @@ class SearchGraphs:
     large_call: int = 1_024
     """Minimum number of texts in a call for its texts to count towards ``many_texts``."""
     min_calls: int = 8
-    """Number of calls with the same shape before a graph is captured for it."""
+    """Number of calls with the same shape before a CUDA graph is captured for it."""
     max_graphs: int = 64
     """Maximum number of shapes (length and number of texts) captured for a model."""
     min_width: int = 100
-    """Minimum number of labels that a graph ranks. A call with a smaller k uses the first k."""
+    """Minimum number of labels that a CUDA graph ranks. Calls with a smaller k use the first k."""
     max_padded_tokens: int = 4_096
     """Maximum number of tokens in a partial batch that is padded with empty texts."""
     recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder
@@ -317,11 +317,11 @@ class SearchGraphs:
             self.by_model.pop(model, None)  # they were captured before the encoder was compiled
 
     def clear(self) -> None:
-        """Free all graphs. Later predictions may capture new ones."""
+        """Free all CUDA graphs. Later predictions may capture new ones."""
         self.by_model.clear()
 
     def release(self) -> bool:
-        """Free all graphs that are not in use and stop capturing. Return True if there were any."""
+        """Free all CUDA graphs not in use and stop capturing. Return True if there were any."""
         released = False
         for graphs in list(self.by_model.values()):
             if graphs.lock.acquire(blocking=False):
@@ -336,7 +336,7 @@ class SearchGraphs:
 
 @dataclass(eq=False)
 class _ModelGraphs:
-    """The graphs of one model, with the sizes, settings and weights they were captured for.
+    """The CUDA graphs of one model, with the sizes, settings and weights they were captured for.
 
     Listing all tensors of a model with hundreds of modules takes as long as searching a text. The
     dictionaries that hold the tensors are therefore cached.
@@ -353,7 +353,7 @@ class _ModelGraphs:
     def captured_for(
         self, graphs: SearchGraphs, model: EliasModel, sizes: SearchSizes, top_k: int
     ) -> Graphs:
-        """Return the graphs of the last call if sizes and weights still match, else new ones."""
+        """Return the last CUDA graphs if sizes and weights still match, else new ones."""
         width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
         if self._asked is not None and self._asked[0] == sizes:
             width = max(width, self._asked[1])

@@ -242,7 +242,7 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
 
 
 def _sections(metadata: Mapping[str, Any]) -> str:
-    """Return the tables of metrics, probabilities and data, without empty ones."""
+    """Return the sections of the model card with metrics, probabilities and data statistics."""
     results: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metadata.get("metrics") or {}):
         results.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"

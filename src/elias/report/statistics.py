@@ -198,8 +198,10 @@ class LabelMaps(NamedTuple):
     several: tuple[LabelMap, ...]
     one: tuple[LabelMap, ...]
     spreads_several: tuple[float, ...]
-    """`spread` of each label in several clusters with `SPREAD_FREQUENCIES` points."""
+    """`spread` of each label that is in several clusters, if its number of points is in the range
+    `SPREAD_FREQUENCIES`."""
     spreads_one: tuple[float, ...]
+    """The same for labels in one cluster."""
 
 
 def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:

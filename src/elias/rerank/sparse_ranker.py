@@ -106,7 +106,8 @@ class RankerFeatures:
             raise DataError("this ranker was trained on texts; pass a list of texts")
         if inputs.shape[1] != self.n_features:
             raise DataError(
-                f"the features have {inputs.shape[1]} columns, the ranker expects {self.n_features}"
+                f"the features have {inputs.shape[1]} columns, but the ranker expects "
+                f"{self.n_features}"
             )
         matrix = unit_rows(inputs)
         matrix.sum_duplicates()
@@ -253,9 +254,7 @@ class SparseRanker:
             ("embedding", rows[3].shape[1], n_dense),
         ):
             if width != trained:
-                raise DataError(
-                    f"the {name} have width {width}, the ranker was trained on {trained}"
-                )
+                raise DataError(f"{name}: {width} columns, but the ranker expects {trained}")
         margins = np.empty(candidates.shape, dtype=np.float32)
         arrays = (*self._arrays, self.biases, candidates, margins)
         run_on_points(_score_points, (n_labels, np.int32), "Ranking candidates", rows, *arrays)

@@ -135,7 +135,7 @@ class PathStep(_Response):
 
 
 class WordEffect(_Response):
-    """How much higher the score is with the word from ``start`` to ``end`` than without it."""
+    """The effect of the word from ``start`` to ``end``: score with it minus score without it."""
 
     start: int
     end: int

@@ -178,7 +178,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_examples(path: Path) -> tuple[str, ...]:
-    """Return the texts in a file, one per line, without empty ones."""
+    """Return the texts in a file, one per line. Skip empty lines."""
     from elias.data.readers.files import read_lines
 
     examples = tuple(filter(None, map(str.strip, read_lines(path))))

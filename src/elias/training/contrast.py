@@ -58,7 +58,7 @@ def train_by_contrast(
     encoder.train()
     encoder.dropout.eval()
     losses: list[float] = []
-    with progress("Comparing texts and label texts", EPOCHS * per_epoch) as advance:
+    with progress("Contrastive training on label texts", EPOCHS * per_epoch) as advance:
         for step in range(EPOCHS * per_epoch):
             if step % per_epoch == 0:
                 batches = shuffled_batches(points.tokens.lengths, stage.batch_size, rng)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SCALE = 10.0
 """Initial logit, without bias, of an embedding in the direction of a label's centroid."""
 NAME_WEIGHT = 2
-"""Number of points that a label text counts as in the centroid of its label."""
+"""Weight of a label text in the centroid of its label. A point has weight 1."""
 INDEXED_POINTS = 10
 """Minimum number of points of a new label to get edges when a model is trained further. Labels with
 fewer points are predicted better by their names, with their points as examples."""

@@ -362,7 +362,7 @@ class Trainer:
             encoder.to(self.device)
             loss = train_by_contrast(encoder, self.points, texts, stage, self.config.member_seed)
             encoder.to("cpu")
-            logger.info("texts and label texts compared: loss %.4f", loss)
+            logger.info("contrastive training on label texts: loss %.4f", loss)
 
         with self.run.timed("contrast"):
             self.world.run_on_rank0(train)

@@ -263,7 +263,7 @@ def test_small_weights_are_pruned(problem):
 def test_features_of_another_width_are_refused():
     ranker = fit_ranker()
 
-    with pytest.raises(DataError, match="features have width 2, the ranker was trained on 3"):
+    with pytest.raises(DataError, match="features: 2 columns, but the ranker expects 3"):
         ranker.score(csr_matrix((1, 2), dtype=np.float32), None, np.array([[0]]))
 
 

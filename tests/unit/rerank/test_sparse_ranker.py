@@ -64,7 +64,7 @@ def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
         of_features.transform(["red"])
     with pytest.raises(DataError, match="trained on texts"):
         of_texts.transform(given)
-    with pytest.raises(DataError, match="have 3 columns, the ranker expects 2"):
+    with pytest.raises(DataError, match="have 3 columns, but the ranker expects 2"):
         of_features.transform(csr_matrix((1, 3), dtype=np.float32))
 
 

@@ -107,7 +107,7 @@ class Chunk:
     labels: LabelRows | None = None
     features: csr_matrix | None = None
     groups: NDArray[np.int64] | None = None
-    """Keys of the groups, see `Split.groups`."""
+    """The group key of each row, see `Split.groups`."""
 
 
 @dataclass(frozen=True, slots=True)

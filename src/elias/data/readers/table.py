@@ -340,7 +340,7 @@ class TableFile:
     def _head(self) -> list[list[str]]:
         """Return the stripped cells of the first rows of a CSV, TSV or Excel file.
 
-        Rows after one that cannot be parsed are left out.
+        Stop before the first row that cannot be parsed.
         """
         reader: Any = _Sheet(self.path)
         if self.kind != "xlsx":
