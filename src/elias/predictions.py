@@ -51,14 +51,12 @@ class Candidates:
     embedding: NDArray[np.float32] | None = None
     """(n, D) φ(x) if the ranker or added labels use it, else None."""
 
-    def top(self, k: int) -> Candidates:
-        """Return the best ``k`` candidates of each point."""
-        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding)
-
-    def take(self, rows: NDArray[np.bool_] | slice) -> Candidates:
-        """Return the candidates of some points, given by a mask or a slice."""
+    def take(
+        self, rows: NDArray[np.bool_] | slice = slice(None), k: int | None = None
+    ) -> Candidates:
+        """Return the best ``k`` candidates of some points, given by a mask or a slice."""
         embedding = None if self.embedding is None else self.embedding[rows]
-        return Candidates(self.ids[rows], self.scores[rows], embedding)
+        return Candidates(self.ids[rows, :k], self.scores[rows, :k], embedding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

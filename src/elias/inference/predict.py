@@ -27,6 +27,7 @@ from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
+from elias.rerank.calibration import MIXTURES
 from elias.rerank.reranker import RERANK
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
@@ -314,7 +315,8 @@ def _as_scores(member: Elias, chances: Array, component: str) -> Array:
         scores = chances
     else:
         product = chances ** (1 + _POWER_OF_CHANCE * min(1, reranker.sharpness))  # about p·q^γ
-        scores = product if component == RERANK else reranker.mix(chances, product)
+        of_trees, of_product = (0, 1) if component == RERANK else MIXTURES[reranker.mixture]
+        scores = of_trees * chances + of_product * product
     return scores.astype(np.float32)
 
 

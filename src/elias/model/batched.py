@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -85,7 +85,10 @@ def rank_all(
         ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
         scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
 
-    with graphs.captured(model, sizes, width, blocked, n_texts) as captured:
+    use_graphs = model.encoder.takes_padded
+    with (
+        graphs.captured(model, sizes, width, blocked, n_texts) if use_graphs else nullcontext()
+    ) as captured:
         gather: Gather = collate
         if captured is not None:
             gather = partial(graphs.pad, model.encoder, batch_size)
@@ -230,7 +233,7 @@ class SearchGraphs:
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
-        if not model.encoder.takes_padded or not self.supported(model):
+        if not self.supported(model):
             self.by_model.pop(model, None)
             yield None
             return

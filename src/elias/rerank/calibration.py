@@ -33,6 +33,8 @@ Mixture: TypeAlias = Literal["sum", "blend"]
 
 The sum is a ranking score, not a probability, because it can exceed 1.
 """
+MIXTURES: dict[Mixture, tuple[float, float]] = {"sum": (1, 1), "blend": (0.3, 0.7)}
+"""Weights of T and p·q in each formula."""
 
 MIN_POINTS = 20
 """Minimum number of held-out points for calibration."""

@@ -16,6 +16,7 @@ from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import (
     FOREST_LEAF,
     MIN_POINTS,
+    MIXTURES,
     N_PROPOSED,
     Calibration,
     LabelNames,
@@ -359,9 +360,8 @@ class Reranker:
         for start in range(0, max(len(candidates.ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            some = candidates.take(rows)
-            head, tail = some.top(count), some.ids[:, count:]
-            best = head
+            head = best = candidates.take(rows, count)
+            tail, tail_scores = candidates.ids[rows, count:], candidates.scores[rows, count:]
             if NAMES in components:
                 best = self._with_proposed(head, features, blocked)
                 proposed = best.ids[:, head.ids.shape[1] :]
@@ -372,9 +372,11 @@ class Reranker:
                 ids = np.concatenate([best.ids[:, :n_ranked], tail], axis=1)
                 # p breaks ties, and labels that are not scored come last
                 ranked = (scores + _TIE_BREAK * (1 + best.scores))[:, :n_ranked]
-                joined = np.concatenate([ranked, _TAIL * some.scores[:, count:]], axis=1)
+                joined = np.concatenate([ranked, _TAIL * tail_scores], axis=1)
                 joined[ids >= n_labels] = PADDING_SCORE
-                parts[name].append(top_labels(ids, joined, width or some.ids.shape[1], n_labels))
+                parts[name].append(
+                    top_labels(ids, joined, width or candidates.ids.shape[1], n_labels)
+                )
         predictions = {}
         for name, chunks in parts.items():
             best_ids, best_scores = map(np.concatenate, zip(*chunks, strict=True))
@@ -408,13 +410,10 @@ class Reranker:
                 frequencies = np.take(self.frequencies, ids, mode="clip")
                 probability = trees.probability(p, q, frequencies, overlap or ())
                 factors["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
-                final = self.mix(probability, product)
+                of_trees, of_product = MIXTURES[self.mixture]
+                final = of_trees * probability + of_product * product
             scores[name] = np.where(known, final, -np.inf).astype(np.float32)
         return scores, factors
-
-    def mix(self, trees: NDArray[Any], product: NDArray[Any]) -> NDArray[Any]:
-        """Return the final score, given T and p·q^γ."""
-        return trees + product if self.mixture == "sum" else 0.3 * trees + 0.7 * product
 
     def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         """Return the factors of the final score, each (N, k) and 0 where padded.

@@ -437,8 +437,8 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _scale_rows(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale each row of a CSR matrix to L2 norm 1 in float32, and return the previous norms."""
+def scale_rows(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale each row of a CSR matrix to L2 norm 1 in place, and return the previous norms."""
     lengths = np.empty(starts.shape[0] - 1, np.float32)
     for row in range(lengths.shape[0]):
         total = np.float32(0)
@@ -452,13 +452,12 @@ def _scale_rows(starts: NDArray[Any], data: NDArray[np.float32]) -> NDArray[np.f
     return lengths
 
 
-def unit_rows(matrix: csr_matrix, first_row: int = 0, *, copy: bool = True) -> csr_matrix:
+def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
     """Return the matrix with every row scaled to L2 norm 1. Zero rows stay zero.
 
     Args:
         matrix: Features of points.
         first_row: Row of the corpus at which the matrix starts, for the error message.
-        copy: Leave ``matrix`` as it is. Without a copy, it must be finite and float32.
 
     Raises:
         DataError: If a value is not finite, or its square is not finite in float32.
@@ -466,8 +465,8 @@ def unit_rows(matrix: csr_matrix, first_row: int = 0, *, copy: bool = True) -> c
     from scipy.sparse import csr_matrix
 
     with np.errstate(over="ignore"):
-        scaled = csr_matrix(matrix, dtype=np.float32, copy=True) if copy else matrix
-        length = _scale_rows(scaled.indptr, scaled.data)
+        scaled = csr_matrix(matrix, dtype=np.float32, copy=True)
+        length = scale_rows(scaled.indptr, scaled.data)
         finite = np.isfinite(length)
         if finite.all():
             return scaled

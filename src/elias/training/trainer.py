@@ -776,8 +776,8 @@ class Trainer:
         count, split = self.config.rerank.candidates, self.splits[name]
         candidates = self._embedded_candidates(model, name)
         if split.filters is None or not len(split.filters):
-            return candidates.top(count)
-        candidates = candidates.top(count + max_filtered(split))
+            return candidates.take(k=count)
+        candidates = candidates.take(k=count + max_filtered(split))
         ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
         return replace(candidates, ids=ranked.ids, scores=ranked.scores)
 

@@ -459,17 +459,6 @@ def rank_beams(
     return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
 
 
-def top_labels(ids: Array, scores: Array, top_k: int, n_labels: int) -> tuple[Array, Array]:
-    """Return the k best labels of each row and their scores, by score and then by label id.
-
-    A score of -inf is padding. In the result, padding has the label L.
-    """
-    top = np.full((len(ids), min(top_k, ids.shape[1])), n_labels, dtype=np.int64)
-    top_scores = np.full(top.shape, EMPTY, dtype=np.float32)
-    _top_labels(ids, scores, top, top_scores)
-    return top, top_scores
-
-
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
     """Return the log probability of each label, log σ(logit) + log ŷ, exactly as `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
@@ -588,11 +577,18 @@ def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _top_labels(ids: Array, scores: Array, top: Array, top_scores: Array) -> None:
+def top_labels(ids: Array, scores: Array, top_k: int, n_labels: int) -> tuple[Array, Array]:
+    """Return the k best labels of each row and their scores, by score and then by label id.
+
+    A score of -inf is padding. In the result, padding has the label L.
+    """
+    top = np.full((ids.shape[0], min(top_k, ids.shape[1])), n_labels, dtype=np.int64)
+    top_scores = np.full(top.shape, EMPTY, dtype=np.float32)
     for row in range(top.shape[0]):
         for i in range(ids.shape[1]):
             _insert(top[row], top_scores[row], ids[row, i], scores[row, i])
         _sort_heap(top[row], top_scores[row])
+    return top, top_scores
 
 
 @njit(cache=True, nogil=True)
