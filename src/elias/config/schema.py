@@ -500,11 +500,16 @@ class EliasConfig:
         tree, kind = self.to_dict(), changes.get("index.kind", self.index.kind)
         if kind is None and any(key.startswith(f"stages.{ONE_VS_ALL}.") for key in changes):
             kind = "all"
-        if kind != self.index.kind:  # change it first, because it decides which stages exist
+        of_first = f"stages.{self.stages[0].name}."
+        for key, value in changes.items():
+            if key.startswith(of_first):  # before scoring every label may rename the first stage
+                set_key(tree, key, value)
+        if kind != self.index.kind:  # change it before the rest: it decides which stages exist
             set_key(tree, "index.kind", kind)
             tree = EliasConfig.from_dict(tree).to_dict()
         for key, value in changes.items():
-            set_key(tree, key, value)
+            if not key.startswith(of_first):
+                set_key(tree, key, value)
         return EliasConfig.from_dict(tree)
 
     def with_encoder(self, name: str) -> EliasConfig:

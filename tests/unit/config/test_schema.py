@@ -101,6 +101,14 @@ def test_a_setting_of_the_stage_of_one_vs_all_asks_for_it():
         EliasConfig().override({"stages.one-vs-all.epochs": 3, "index.kind": "graph"})
 
 
+def test_settings_of_stage_1_are_kept_when_every_label_is_scored():
+    changes = {"stages.stage1.epochs": 3, "index.kind": "all", "stages.one-vs-all.batch_size": 32}
+
+    (stage,) = EliasConfig().override(changes).stages
+
+    assert (stage.name, stage.epochs, stage.batch_size) == ("one-vs-all", 3, 32)
+
+
 def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
     with pytest.raises(
         ConfigError, match=r"stages\.stage2\.learn_graph: with index\.kind='all' th"
