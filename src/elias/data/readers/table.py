@@ -20,7 +20,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice
@@ -326,7 +326,7 @@ class TableFile:
             return ["text", "labels"]
         if not self.has_header:
             return numbered_columns(len(self._head[0]))
-        with self._reader(csv.QUOTE_MINIMAL, strict=False) as (reader, first):
+        with self._reader(self._quoting) as (reader, first):
             return self._header(first, reader.line_num)
 
     @cached_property
@@ -338,20 +338,10 @@ class TableFile:
 
     @cached_property
     def _head(self) -> list[list[str]]:
-        """Return the stripped cells of the first rows of a CSV, TSV or Excel file.
-
-        Stop before the first row that cannot be parsed.
-        """
-        reader: Any = _Sheet(self.path)
-        if self.kind != "xlsx":
-            lines = files.head_lines(self.path, self.options.encoding)
-            quoting: Any = csv.QUOTE_MINIMAL if self.kind == "csv" else csv.QUOTE_NONE
-            reader = csv.reader(lines, delimiter=_delimiter(lines), quoting=quoting)
-        rows: list[list[str]] = []
-        with suppress(csv.Error):
-            for row in islice(filter(None, reader), _SAMPLE_ROWS):
-                rows.append([cell.strip() for cell in row])
-        return rows
+        """Return the stripped cells of the first rows of a CSV, TSV or Excel file."""
+        with self._reader(self._quoting) as (reader, first):
+            rows = chain([first], filter(None, reader))
+            return [[cell.strip() for cell in row] for row in islice(rows, _SAMPLE_ROWS)]
 
     def sample(self) -> dict[str, list[Any]]:
         """Return the first cells of each column."""
@@ -438,29 +428,20 @@ class TableFile:
                 yield number, [cells[name] for name in wanted]
 
     def _delimited_rows(self, wanted: Sequence[str]) -> Cells:
-        is_quoted = self.kind != "tsv" or self._is_quoted()
-        quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-        with self._reader(quoting) as (reader, first):
-            header, named = numbered_columns(len(first)), self.has_header
-            if named:
-                header = self._header(first, reader.line_num)
-            for name in wanted:
-                if name not in header:  # the columns were chosen before quoting was detected
-                    problem = f"no column {name!r} in the header; quote every cell, or none"
-                    raise data_error(self.path, problem, 1)
-            positions = [header.index(name) for name in wanted]
-            for row in reader if named else chain([first], reader):
+        positions = [self.names.index(name) for name in wanted]
+        with self._reader(self._quoting) as (reader, first):
+            for row in reader if self.has_header else chain([first], reader):
                 if not row:
                     continue
-                if len(row) != len(header):
-                    where = "the header" if named else "the first row"
-                    counts = f"{len(row)} cells in this row but {len(header)} columns in {where}"
+                if len(row) != len(first):
+                    where = "the header" if self.has_header else "the first row"
+                    counts = f"{len(row)} cells in this row but {len(first)} columns in {where}"
                     problem = f"{counts}; quote cells that contain the delimiter"
                     raise data_error(self.path, problem, reader.line_num)
                 yield reader.line_num, [row[position] for position in positions]
 
     @contextmanager
-    def _reader(self, quoting: int, *, strict: bool = True) -> Iterator[tuple[Any, list[str]]]:
+    def _reader(self, quoting: Any) -> Iterator[tuple[Any, list[str]]]:
         """Open a CSV, TSV or Excel file. Yield the reader and the first row.
 
         The maximum cell length is larger than the default of 131,072 characters, but finite.
@@ -469,8 +450,7 @@ class TableFile:
         reader: Any = _Sheet(self.path)
         if self.kind != "xlsx":
             delimiter = _delimiter(files.head_lines(self.path, self.options.encoding))
-            style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
-            reader = csv.reader(self._lines(), **style)
+            reader = csv.reader(self._lines(), delimiter=delimiter, quoting=quoting, strict=True)
         limit = csv.field_size_limit(files.MAX_LINE)
         try:
             first = next(filter(None, reader), None)
@@ -493,22 +473,27 @@ class TableFile:
                 raise data_error(self.path, problem, line)
         return names
 
-    def _is_quoted(self) -> bool:
-        """Return True if a TSV file has quoted cells, and all its rows can be read this way.
+    @cached_property
+    def _quoting(self) -> int:
+        """Return whether quotation marks have a meaning, as a constant of `csv`.
 
-        Many TSV files do not use quoting. A quotation mark is then an ordinary character.
+        Many TSV files do not use quoting. A quotation mark is then an ordinary character. A TSV
+        file is quoted if some cells are, and all its rows can be read this way.
         """
+        if self.kind != "tsv":
+            return csv.QUOTE_MINIMAL
         with files.open_bytes(self.path, self.options.encoding) as stream:
             last, block = b"\n", stream.read(files.READ_BYTES)
             while block and not _CELL_QUOTE.search(last + block):
                 last, block = block[-1:], stream.read(files.READ_BYTES)
         if not block:
-            return False
+            return csv.QUOTE_NONE
         try:
             with self._reader(csv.QUOTE_MINIMAL) as (reader, first):
-                return set(map(len, reader)) <= {0, len(first)}
+                is_quoted = set(map(len, reader)) <= {0, len(first)}
         except DataError:
-            return False
+            is_quoted = False
+        return csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
 
 
 def json_cells(
