@@ -66,6 +66,8 @@ def evaluate(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure P, nDCG, PSP, recall, F1 and ECE of a model on a corpus, in percent."""
+    from elias import metrics as measures
+
     ks = sorted(set(ks or (1, 3, 5)))
     with join_world(device) as world:
         model = elias.Elias.from_pretrained(run, device=device, world=world)
@@ -86,12 +88,12 @@ def evaluate(
             predictions = _read_predictions(predictions_file, model, split, len(points), threshold)
     if not world.is_rank0:
         return
-
-    from elias import metrics as measures
-
-    predictions, truth = predictions.among(corpus.label_names), points.labels
+    predictions = predictions.among(corpus.label_names)
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
+    truth, rule, assigned = points.labels, threshold or "f1", None
+    if threshold is not None or predictions.probabilities is not None:
+        assigned = model.assign(predictions, rule, component)
     a, b = model.config.eval.propensity
     metrics: dict[str, float] = elias.evaluate(
         predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
@@ -100,26 +102,18 @@ def evaluate(
         _note_fitted_points(metrics, model, corpus, split, component)
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
         metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
-    results: dict[str, dict[str, Any]] = {"metrics": metrics}
+    results: dict[str, Any] = {"metrics": metrics}
     if hierarchy:
         broader = corpus.label_table.broader_matrix()
-        results["hierarchy"] = measures.hierarchy_metrics(predictions, truth, broader, ks)
-    assigned, rule, described = None, threshold or "f1", ""
-    has_probabilities = predictions.probabilities is not None
-    if has_probabilities or threshold is not None:
+        results["hierarchy"] = elias.hierarchy_metrics(predictions, truth, broader, ks)
+    if assigned is not None:
         lowest = model.threshold(rule, component)
-        described = f"score from {lowest:g}"
-        if has_probabilities:
-            described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
-        assigned = model.assign(predictions, rule, component)
-        results["f1"] = {"threshold": lowest, **measures.f1_metrics(assigned, truth)}
-    if has_probabilities:
+        results["f1"] = {"threshold": lowest, **elias.f1_metrics(assigned, truth)}
+    if predictions.probabilities is not None:
         results["errors"] = _calibration_errors(predictions, truth)
-    thresholds = _compare_thresholds(model, predictions, truth, rule)
-    by_group = {
-        name: measures.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
-        if isinstance(group, list)
-        else measures.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
+        results["thresholds"] = _compare_thresholds(model, predictions, truth, rule)
+    results["groups"] = {
+        name: _measure_groups(group, predictions, truth, ks, assigned)
         for name, group in groups.items()
     }
     if per_label is not None:
@@ -127,28 +121,37 @@ def evaluate(
         _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
     if as_json:
-        values: dict[str, Any] = {k: v for part in results.values() for k, v in part.items()}
-        more = {"thresholds": thresholds, "groups": by_group}
-        values |= {name: value for name, value in more.items() if value}
-        console.print_json(_rounded(values))
+        _print_json(results)
         return
+    if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
+        k = RECALL_KS[-1]
+        results["deciles"] = measures.recall_by_decile(predictions, truth, frequencies, k)
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
-    deciles = _recall_by_decile(predictions, truth, frequencies)
-    _print_tables(results, f"--threshold {rule} ({described})", thresholds, by_group, deciles)
+    _print_tables(results, rule, keep_best=model.keeps_best(rule, component))
 
 
-def _recall_by_decile(
-    predictions: elias.Predictions, truth: csr_matrix, frequencies: NDArray[np.int64] | None
-) -> list[float]:
-    """Return the contribution of each label decile to R@100.
+def _measure_groups(
+    group: list[str] | dict[str, list[int]],
+    predictions: elias.Predictions,
+    truth: csr_matrix,
+    ks: Sequence[int],
+    assigned: elias.Predictions | None,
+) -> list[dict[str, Any]]:
+    """Return the metrics of each group of points (a list) or of labels (a dictionary)."""
+    if isinstance(group, list):
+        return elias.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
+    return elias.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
 
-    The list is empty if there are few labels, or if their frequencies are not known.
-    """
-    from elias.metrics import recall_by_decile
 
-    if frequencies is None or len(frequencies) < _MIN_FOR_DECILES:
-        return []
-    return list(recall_by_decile(predictions, truth, frequencies, k=RECALL_KS[-1]))
+def _print_json(results: Mapping[str, Any]) -> None:
+    """Print all values as one object, in which thresholds and groups are objects if they exist."""
+    values: dict[str, Any] = {}
+    for section, part in results.items():
+        if section not in ("thresholds", "groups"):
+            values |= part
+        elif part:
+            values[section] = part
+    console.print_json(_rounded(values))
 
 
 def _rounded(value: Any) -> Any:
@@ -167,13 +170,12 @@ def _compare_thresholds(
 
     The result is empty if the model has no thresholds per label, or if the user chose another rule.
     """
-    from elias.metrics import f1_metrics
     from elias.rerank.probabilities import PER_LABEL
 
-    learned = None if predictions.probabilities is None else model.probabilities
-    if learned is None or not learned.by_label or rule not in ("f1", PER_LABEL):
+    rules, learned = ("f1", PER_LABEL), model.probabilities
+    if learned is None or not learned.by_label or rule not in rules:
         return {}
-    return {name: f1_metrics(model.assign(predictions, name), truth) for name in ("f1", PER_LABEL)}
+    return {name: elias.f1_metrics(model.assign(predictions, name), truth) for name in rules}
 
 
 def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
@@ -186,22 +188,21 @@ def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> di
     }
 
 
-def _print_tables(
-    results: Mapping[str, Mapping[str, float]],
-    rule: str,
-    thresholds: Mapping[str, Mapping[str, float]],
-    by_group: Mapping[str, list[dict[str, Any]]],
-    deciles: Sequence[float],
-) -> None:
+def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> None:
+    """Print the results. ``rule`` is the option ``--threshold``, see also `Elias.keeps_best`."""
     console.print_out(console.metrics_table(results["metrics"]))
     if f1 := results.get("f1"):
-        console.print_out("", f"labels assigned by {rule}:", console.f1_table(f1))
+        described = f"score from {f1['threshold']:g}"
+        if "errors" in results:  # the model has probabilities
+            described = console.describe_rule(f1["threshold"], keep_best=keep_best)
+        title = f"labels assigned by --threshold {rule} ({described}):"
+        console.print_out("", title, console.f1_table(f1))
     else:
         console.note(
             "no F1: these predictions have no probabilities to choose a threshold by; give "
             "--threshold a score, or add probabilities to the model with elias calibrate"
         )
-    if thresholds:
+    if thresholds := results.get("thresholds"):
         cells = [
             [name, *(f"{of[f'{average}-F1']:.2f}" for average in ("micro", "macro"))]
             for name, of in thresholds.items()
@@ -211,12 +212,14 @@ def _print_tables(
     if credited := results.get("hierarchy"):
         title = "with credit for broader and narrower labels:"
         console.print_out("", title, console.metrics_table(credited))
-    for name, group_rows in by_group.items():
+    for name, group_rows in results["groups"].items():
         console.print_out("", *_group_table(name, group_rows))
-    if deciles:
-        k = RECALL_KS[-1]
-        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
-        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in deciles))
+    if "deciles" in results:
+        title = (
+            f"contribution of each label decile to R@{RECALL_KS[-1]}, most frequent labels first:"
+        )
+        shares = "  ".join(f"{share:.1f}" for share in results["deciles"])
+        console.print_out("", title, f"  {shares}")
     if errors := results.get("errors"):
         listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
         console.print_out("", f"calibration error: {listed}")

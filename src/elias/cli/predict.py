@@ -90,25 +90,19 @@ def predict(
     if out is None and (file_format or chunk_size or overwrite):
         raise DataError("--format and --overwrite apply to a file; give --out FILE")
 
-    def open_texts() -> Iterator[TextRow] | elias.FileTask:
-        from elias.persistence.hub import find_model
-        from elias.persistence.manifest import Manifest
-
-        settings = Manifest(find_model(model))["data_settings"]
-        if texts == STDIN and out is None:
-            return _stdin_rows(text, keep or [])
-        if texts == STDIN:
-            raise DataError("--out: stdin cannot be read again after an interruption; give a file")
-        source = open_file(texts, text, keep or [], settings, encoding)
+    def open_source() -> Iterator[TextRow] | elias.FileTask:
+        source = _open_texts(model, texts, text, keep or [], encoding)
         if out is None:
-            return source.rows()
+            return source.rows() if isinstance(source, elias.TextFile) else source
+        if not isinstance(source, elias.TextFile):
+            raise DataError("--out: stdin cannot be read again after an interruption; give a file")
         return elias.FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
 
     with join_world(device) as world:
         # Report errors of the texts and the output before the model is loaded.
-        source = world.run_on_rank0(open_texts)
+        source = world.run_on_rank0(open_source)
         loaded = elias.Elias.from_pretrained(model, device=device, world=world)
         if loaded.model.encoder.reads_features:
             raise DataError(
@@ -137,6 +131,19 @@ def predict(
                     as_json = not sys.stdout.isatty()
                 write = _print_json if as_json else _print_table
                 _write_stdout(predict_texts, source, keep, arguments, size, write)
+
+
+def _open_texts(
+    model: Path, texts: Path, column: str | None, keep: Sequence[str], encoding: str | None
+) -> elias.TextFile | Iterator[TextRow]:
+    """Return the file of texts, or the rows of stdin. By default, read the columns of training."""
+    from elias.persistence.hub import find_model
+    from elias.persistence.manifest import Manifest
+
+    settings = Manifest(find_model(model))["data_settings"]
+    if texts == STDIN:
+        return _stdin_rows(column, keep)
+    return open_file(texts, column, keep, settings, encoding)
 
 
 def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> None:

@@ -238,23 +238,27 @@ class ArrayWriter:
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
-        self._path = path
         self._dtype = dtype
         self._count = 0
+        self._file = path.open("wb")
+        self._file.seek(_HEADER_BYTES)
 
     def __enter__(self) -> ArrayWriter:
-        self._file = self._path.open("wb")
-        self._file.seek(_HEADER_BYTES)
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def append(self, numbers: NDArray[Any]) -> None:
         """Append numbers to the array."""
         self._count += len(numbers)
         self._file.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
 
-    def __exit__(self, *_: object) -> None:
-        with self._file as file:
-            file.seek(0)
-            # NumPy pads the header to 128 bytes, whatever the length of the array
-            header = {"descr": self._dtype, "fortran_order": False, "shape": (self._count,)}
-            np.lib.format.write_array_header_1_0(file, header)
+    def close(self) -> None:
+        """Write the header, unless this has been done."""
+        if not self._file.closed:
+            with self._file as file:
+                file.seek(0)
+                # NumPy pads the header to 128 bytes, whatever the length of the array
+                header = {"descr": self._dtype, "fortran_order": False, "shape": (self._count,)}
+                np.lib.format.write_array_header_1_0(file, header)

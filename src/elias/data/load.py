@@ -156,8 +156,7 @@ def load_corpus(
         >>> load_corpus(texts=["cod quotas"], labels=[["fish", "law"]], test_size=0).label_names
         ['fish', 'law']
     """
-    is_path, is_lists = isinstance(source, str | Path), texts is not None
-    if is_lists == (source is not None):
+    if (texts is None) == (source is None):
         raise DataError("pass either a path or a table, or texts= and labels=")
     if texts is not None:  # a string is one label, whatever characters it contains
         source = list_table(texts, labels)
@@ -170,6 +169,7 @@ def load_corpus(
         header=header,
         encoding=encoding,
     )
+    is_path = isinstance(source, str | Path)
     with nullcontext(_existing(source)) if is_path else as_parquet(source) as path:
         corpus, has_splits = _read(path, options, on_disk)
         check_corpus(corpus)
@@ -177,30 +177,36 @@ def load_corpus(
             label_table = base.find_file(path, *LABEL_TABLE_FILES)
         if label_table is not None:
             corpus = corpus.with_label_table(load_label_table(label_table, language=language))
-        wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
+        if test_size is None and not has_splits:
+            test_size = DEFAULT_TEST_SHARE
         settings = {
             **asdict(options),
             **corpus.reading,
             "group": NEAR_DUPLICATES if group is None else group,
-            "test_size": wanted,
-            "seed": seed if wanted else None,
+            "test_size": test_size,
+            "seed": seed if test_size else None,
             "language": language,
         }
         reading = {name: value for name, value in settings.items() if value is not None}
         corpus = replace(corpus, reading=reading)
-        roles = [f"{role}: {note}" for role, note in corpus.notes.items() if role in _ROLES]
-        described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
-        logger.info("%s: %s", path, described)
-        if wanted is not None:
-            corpus = hold_out_test(corpus, wanted, seed)
+        _log_notes(path, corpus)
+        if test_size is not None:
+            corpus = hold_out_test(corpus, test_size, seed)
             _check_training_labels(corpus)
     if is_path:
         return corpus
-    if is_lists:
-        columns = ("text", "labels", "separator")
-        reading = {name: value for name, value in corpus.reading.items() if name not in columns}
-        return replace(corpus, source=None, format="lists", reading=reading)
-    return replace(corpus, source=None, format=type(source).__name__)
+    if texts is None:
+        return replace(corpus, source=None, format=type(source).__name__)
+    for name in ("text", "labels", "separator"):  # the lists have no columns
+        reading.pop(name, None)
+    return replace(corpus, source=None, format="lists", reading=reading)
+
+
+def _log_notes(path: Path, corpus: Corpus) -> None:
+    """Log the format, the number of labels, and the columns that were read."""
+    roles = [f"{role}: {corpus.notes[role]}" for role in _ROLES if role in corpus.notes]
+    described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
+    logger.info("%s: %s", path, described)
 
 
 def load_label_table(

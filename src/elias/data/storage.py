@@ -1,7 +1,7 @@
 """Store the texts and matrices of a corpus in files, and open them memory-mapped.
 
-The texts of a split are stored in a UTF-8 file and a file of offsets. Its labels are stored as the
-three arrays of a CSR matrix.
+A split is stored as npy files: the UTF-8 bytes of all texts and their offsets, and the three arrays
+of each CSR matrix.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.atomic import cache_error, cache_root, find_damage, write_manifest
+from elias.data.atomic import ArrayWriter, cache_error, cache_root, find_damage, write_manifest
 from elias.data.readers.base import Chunk, csr_from_lists
 from elias.errors import DataError
 
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from elias.data.corpus import Corpus, Split
 
 
-FORMAT_VERSION = 2
-_TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
-_GROUPS = "groups.bin"
-_INDPTR, _INDICES, _VALUES = "indptr.bin", "indices.bin", "values.bin"
+FORMAT_VERSION = 3
+_TEXTS, _OFFSETS, _GROUPS, _FILTERS = "texts.npy", "offsets.npy", "groups.npy", "filters.npy"
+_INDPTR, _INDICES, _VALUES = "indptr.npy", "indices.npy", "values.npy"
 _FEATURES = "features-"  # prefix of the files of a feature matrix
 _DESCRIPTION, _NAMES = "corpus.json", "names.json"
 _CODES, _WEIGHTS = "codes.spool", "weights.spool"
@@ -56,8 +55,8 @@ class DiskTexts(Sequence[str]):
         self.rows = rows
         """The rows of the stored texts that this object selects, or None for all rows."""
         self._digest = digest
-        self._offsets = _map_array(folder / _OFFSETS, "<i8")
-        self._blob = memoryview(_map_array(folder / _TEXTS, "u1").data)
+        self._offsets = _map_array(folder / _OFFSETS)
+        self._blob = memoryview(_map_array(folder / _TEXTS).data)
         if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
             raise DataError(f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder")
 
@@ -112,15 +111,12 @@ class DiskTexts(Sequence[str]):
         return f"{self._digest} {rows.hexdigest()}"
 
 
-def _map_array(path: Path, dtype: str) -> NDArray[Any]:
-    """Memory-map the array in a file."""
+def _map_array(path: Path) -> NDArray[Any]:
+    """Memory-map the array in an npy file."""
     try:
-        if path.stat().st_size == 0:  # an empty file cannot be mapped
-            return np.empty(0, dtype=dtype)
-        array = np.memmap(path, dtype, mode="r")
-    except (OSError, ValueError) as error:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
-    return np.asarray(array)
 
 
 def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
@@ -137,19 +133,19 @@ def _index_type(n_entries: int, n_columns: int) -> str:
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
 
-def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
+def _open_csr(folder: Path, n_columns: int, prefix: str = "") -> csr_matrix:
     """Memory-map the CSR matrix that is stored in the files of a folder."""
-    what = "features" if prefix else "labels"
-    dtype = _index_type(n_entries, shape[1])
-    files = ((_INDPTR, dtype), (_INDICES, dtype), (_VALUES, "<f4"))
-    indptr, indices, values = (_map_array(folder / f"{prefix}{name}", kind) for name, kind in files)
-    if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
-        raise DataError(f"{folder}: the stored {what} are incomplete; remove the folder")
-    # kernels do not check indices
-    is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
-    if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
-        raise DataError(f"{folder}: the stored {what} are damaged; remove the folder")
-    matrix = csr_matrix((values, indices, indptr), shape=shape)  # shares the arrays
+    arrays = (_map_array(folder / f"{prefix}{name}") for name in (_VALUES, _INDICES, _INDPTR))
+    values, indices, indptr = arrays
+    damage = f"{folder}: the stored {'features' if prefix else 'labels'} are damaged"
+    try:
+        shape = (len(indptr) - 1, n_columns)
+        matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
+        matrix.check_format(full_check=True)  # kernels do not check indices
+    except ValueError as error:
+        raise DataError(f"{damage} ({error}); remove the folder") from error
+    if matrix.nnz != len(values):
+        raise DataError(f"{damage}; remove the folder")
     matrix.has_canonical_format = True
     return matrix
 
@@ -216,38 +212,35 @@ class _MatrixWriter:
     """Writes a CSR matrix in chunks of rows."""
 
     def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
-        self._paths = [folder / f"{prefix}{name}" for name in (_INDPTR, _INDICES, _VALUES)]
-        self._n_columns = n_columns
+        self.n_columns = n_columns
+        self._indptr, self._path = folder / f"{prefix}{_INDPTR}", folder / f"{prefix}{_INDICES}"
         self._lengths = [np.zeros(1, dtype=np.int32)]
-        self._files = [path.open("wb") for path in self._paths[1:]]
+        self._indices = ArrayWriter(self._path, "<i4")
+        self._values = ArrayWriter(folder / f"{prefix}{_VALUES}", "<f4")
 
     def append(self, rows: csr_matrix) -> None:
         """Append rows, which must be in canonical form."""
-        indices, values = self._files
-        indices.write(rows.indices.astype("<i4").data)
-        values.write(rows.data.astype("<f4").data)
+        self._indices.append(rows.indices)
+        self._values.append(rows.data)
         self._lengths.append(np.diff(rows.indptr).astype(np.int32))
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        self._indices.close()
+        self._values.close()
 
-    def finish(self) -> dict[str, int]:
-        """Complete the files, and return the numbers of rows, columns and entries."""
+    def finish(self) -> None:
+        """Complete the files."""
         self.close()
         indptr = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
-        dtype = _index_type(int(indptr[-1]), self._n_columns)
-        indptr_path, indices_path, _ = self._paths
+        dtype = _index_type(int(indptr[-1]), self.n_columns)
+        np.save(self._indptr, indptr.astype(dtype))
         if dtype == "<i8":
-            narrow = indices_path.rename(indices_path.with_suffix(".spool"))
-            indices = _map_array(narrow, "<i4")
-            with indices_path.open("wb") as out:
+            narrow = self._path.rename(self._path.with_suffix(".spool"))
+            indices = _map_array(narrow)
+            with ArrayWriter(self._path, dtype) as wide:
                 for start in range(0, len(indices), _WIDEN_ITEMS):
-                    out.write(indices[start : start + _WIDEN_ITEMS].astype("<i8").data)
+                    wide.append(indices[start : start + _WIDEN_ITEMS])
             narrow.unlink()
-        indptr_path.write_bytes(indptr.astype(dtype).data)
-        sizes = {"rows": len(indptr) - 1, "columns": self._n_columns}
-        return {**sizes, "entries": int(indptr[-1])}
 
 
 class SplitWriter:
@@ -256,7 +249,7 @@ class SplitWriter:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._files: dict[str, IO[bytes]] = {}
+        self._arrays: dict[str, ArrayWriter] = {}
         self._features: _MatrixWriter | None = None
         self._digest = hashlib.sha256()
         self._text_sizes = [np.zeros(1, dtype=np.int32)]
@@ -271,28 +264,28 @@ class SplitWriter:
             self._digest.update(sizes.tobytes())
             self._digest.update(joined)
             self._text_sizes.append(sizes)
-            self._write(_TEXTS, joined)
+            self._write(_TEXTS, "u1", np.frombuffer(joined, dtype="u1"))
         if chunk.labels is not None:
             self._counts.append(chunk.labels.counts.astype(np.int32))
-            self._write(_CODES, chunk.labels.codes.astype("<i4").data)
+            self._write(_CODES, "<i4", chunk.labels.codes)
             if chunk.labels.weights is not None:
-                self._write(_WEIGHTS, chunk.labels.weights.astype("<f4").data)
+                self._write(_WEIGHTS, "<f4", chunk.labels.weights)
         if chunk.groups is not None:
-            self._write(_GROUPS, chunk.groups.astype("<i8").data)
+            self._write(_GROUPS, "<i8", chunk.groups)
         if chunk.features is not None:
             if self._features is None:
                 self._features = _MatrixWriter(self._folder, chunk.features.shape[1], _FEATURES)
             self._features.append(chunk.features)
 
-    def _write(self, name: str, content: bytes | memoryview) -> None:
-        if name not in self._files:
-            self._files[name] = (self._folder / name).open("wb")
-        self._files[name].write(content)
+    def _write(self, name: str, dtype: str, array: NDArray[Any]) -> None:
+        if name not in self._arrays:
+            self._arrays[name] = ArrayWriter(self._folder / name, dtype)
+        self._arrays[name].append(array)
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
-            file.close()
+        for writer in self._arrays.values():
+            writer.close()
         if self._features is not None:
             self._features.close()
 
@@ -309,10 +302,9 @@ class SplitWriter:
         self.close()
         counts = np.concatenate(self._counts).astype(np.int64)
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        codes = _map_array(self._folder / _CODES, "<i4")
-        weights = _map_array(self._folder / _WEIGHTS, "<f4") if _WEIGHTS in self._files else None
-        writer = _MatrixWriter(self._folder, n_labels)
-        with closing(writer):
+        codes = _map_array(self._folder / _CODES)
+        weights = _map_array(self._folder / _WEIGHTS) if _WEIGHTS in self._arrays else None
+        with closing(_MatrixWriter(self._folder, n_labels)) as writer:
             for start in range(0, len(counts), _ROWS):
                 rows = counts[start : start + _ROWS]
                 entries = slice(bounds[start], bounds[start + len(rows)])
@@ -322,21 +314,18 @@ class SplitWriter:
                 matrix = csr_from_lists(rows, chunk, n_labels, values)
                 matrix.eliminate_zeros()
                 writer.append(matrix)
+            writer.finish()
         for name in (_CODES, _WEIGHTS):
             (self._folder / name).unlink(missing_ok=True)
-        if _TEXTS in self._files:
+        if _TEXTS in self._arrays:
             offsets = np.cumsum(np.concatenate(self._text_sizes), dtype="<i8")
-            (self._folder / _OFFSETS).write_bytes(offsets.data)
+            np.save(self._folder / _OFFSETS, offsets)
         if filters is not None:
             np.save(self._folder / _FILTERS, filters)
-        description: dict[str, Any] = {
-            "points": len(counts),
-            "entries": writer.finish()["entries"],
-            "texts": _TEXTS in self._files,
-            "digest": self._digest.hexdigest(),
-        }
+        description: dict[str, Any] = {"digest": self._digest.hexdigest()}
         if self._features is not None:
-            description["features"] = self._features.finish()
+            self._features.finish()
+            description["features"] = self._features.n_columns
         return description
 
 
@@ -381,20 +370,15 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
 def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Split:
     from elias.data.corpus import Split
 
-    n_points = description["points"]
-    texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
-    if texts is not None and (len(texts) != n_points or not texts.is_valid()):
-        raise DataError(
-            f"{folder}: the offsets do not belong to {n_points} texts; remove the folder"
-        )
-    filters, groups, features = folder / _FILTERS, folder / _GROUPS, None
-    if sizes := description.get("features"):
-        shape = (sizes["rows"], sizes["columns"])
-        features = _open_csr(folder, shape, sizes["entries"], _FEATURES)
+    texts = DiskTexts(folder, description["digest"]) if (folder / _TEXTS).exists() else None
+    if texts is not None and not texts.is_valid():
+        raise DataError(f"{folder}: the offsets of the texts are damaged; remove the folder")
+    n_features = description.get("features")
+    filters, groups = folder / _FILTERS, folder / _GROUPS
     return Split(
-        labels=_open_csr(folder, (n_points, n_labels), description["entries"]),
+        labels=_open_csr(folder, n_labels),
         texts=texts,
-        features=features,
+        features=n_features and _open_csr(folder, n_features, _FEATURES),
         filters=np.load(filters, allow_pickle=False) if filters.exists() else None,
-        groups=_map_array(groups, "<i8") if groups.exists() else None,
+        groups=_map_array(groups) if groups.exists() else None,
     )

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validato
 from pydantic_core import PydanticCustomError
 
 from elias.errors import did_you_mean
+from elias.inference.explain import ExplainedLabel
 from elias.serve.settings import MAX_LABELS
 
 _LONGEST_NAME = 50  # shown of an unknown name
@@ -124,58 +125,6 @@ class ScoredLabel(_Label):
     ] = None
 
 
-class PathStep(_Response):
-    """A path through a cluster to a label. Its score is cluster_score times edge_score."""
-
-    cluster: int
-    cluster_score: float
-    edge_score: float
-    score: float
-    won: bool
-
-
-class WordEffect(_Response):
-    """The effect of the word from ``start`` to ``end``: score with it minus score without it."""
-
-    start: int
-    end: int
-    effect: float
-    probability: Annotated[float | None, Field(description="Probability without the word.")]
-
-
-class RankerTerm(_Response):
-    """A word or n-gram and its weight in the ranker."""
-
-    term: str
-    weight: float
-
-
-class _DescribedLabel(_Label):
-    synonyms: list[str] = []
-    description: str | None = None
-
-
-class WhyLabel(_DescribedLabel):
-    """A predicted label and the factors of its score."""
-
-    score: float
-    probability: float | None
-    added: Annotated[
-        bool, Field(description="Found by the label's text, not in the index; it has no paths.")
-    ] = False
-    p: float
-    classifier_score: float
-    path_score: float
-    ranker_score: float | None
-    calibrated_score: float | None
-    name_likeness: float | None
-    name_coverage: float | None
-    paths: list[PathStep]
-    n_paths: int
-    words: list[WordEffect]
-    terms: list[RankerTerm]
-
-
 class NamedCluster(_Response):
     """A cluster, described by its strongest labels."""
 
@@ -187,7 +136,7 @@ class Why(_Response):
     """The labels of a text and the clusters that led to them, in one member of an ensemble."""
 
     member: int
-    labels: list[WhyLabel]
+    labels: list[ExplainedLabel]
     clusters: list[NamedCluster]
 
 
@@ -215,9 +164,11 @@ class ClusterEdge(NamedCluster):
     edge_score: float
 
 
-class LabelPage(LabelHit, _DescribedLabel):
+class LabelPage(LabelHit):
     """A label and its clusters, strongest edge first."""
 
+    synonyms: list[str]
+    description: str | None
     member: int
     n_clusters: int
     clusters: list[ClusterEdge]
