@@ -401,8 +401,16 @@ BAD = [
     (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is not a Python interpreter"),
     (("sweep", "lamda"), (), "cannot sweep 'lamda'; did you mean 'lambda'?"),
     (("sweep", "beam"), ("--values", "1.5"), "b must be a whole number, not 1.5"),
-    (("sweep", "beam"), ("--values", "9"), "at least 1 and at most 8 for this model, not 9"),
-    (("sweep", "kappa"), ("--values", "1"), "at least 5 and at most 40 for this model, not 1"),
+    (
+        ("sweep", "beam"),
+        ("--values", "9"),
+        "--values 9: index.beam_size is 9, more than index.n_clusters (8)",
+    ),
+    (
+        ("sweep", "kappa"),
+        ("--values", "1"),
+        "--values 1: index.edges_per_cluster * index.n_clusters is 8",
+    ),
     (("sweep", "alpha"), ("--values", "few"), "--values 'few': write numbers"),
     (("sweep", "beam"), ("--component", "rerank"), "no such component (it has: stage2)"),
     (("sweep", "beam"), ("--set", "index.kind=all"), "stages"),

@@ -23,7 +23,6 @@ from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, mark_in_use, new_cache_entry
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, xmc
 from elias.data.readers.base import ReadOptions
@@ -32,7 +31,7 @@ from elias.data.readers.files import data_error, iter_lines, sanitize
 from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
 from elias.data.readers.label_table import SKOS_FORMATS, read_label_table, read_skos
 from elias.data.readers.npz import NpzReader
-from elias.data.readers.parquet import open_parquet
+from elias.data.readers.parquet import as_parquet, list_table, open_parquet
 from elias.data.readers.table import (
     FULL_TEXT,
     KINDS,

@@ -7,8 +7,8 @@ parameters of the search, so all values use one model. Edges are pruned by thres
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from zlib import crc32
 
 import numpy as np
 
+from elias.config.resolve import check_sizes
 from elias.data.corpus import resolve_config
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
@@ -44,8 +45,6 @@ class Parameter:
     """Field of the index configuration, or of the stage configurations for λ."""
     factors: Sequence[float]
     """Default values to try, as multiples of the configured value."""
-    limits: Callable[[ResolvedConfig, int], tuple[float, float]]
-    """Function from a configuration and a number of labels to the (lowest, highest) value."""
     whole: bool = False
     """Only whole numbers are allowed."""
     trained: bool = True
@@ -56,46 +55,39 @@ class Parameter:
         holder = config.stages[-1] if self.key == _LAMBDA else config.index
         return float(getattr(holder, self.key))
 
-    def change(self, config: ResolvedConfig, value: float) -> ResolvedConfig:
-        """Return the configuration with another value of the parameter."""
+    def change(self, config: ResolvedConfig, value: float, n_labels: int) -> ResolvedConfig:
+        """Return the configuration with another value of the parameter.
+
+        Raises:
+            ConfigError: If the value is not valid for a model with these sizes.
+        """
         if self.key == _LAMBDA:
             stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
             return replace(config, stages=stages)
+        if self.whole and value % 1 != 0:
+            raise ConfigError(f"{self.symbol} must be a whole number, not {value:g}")
         changes: dict[str, Any] = {self.key: int(value) if self.whole else value}
         index = replace(config.index, **changes)
-        if self.key == _KAPPA:  # with fewer edges, the beam may not reach enough labels
+        if self.key != _SHORTLIST:  # fewer clusters or edges may not reach enough labels
             reached = index.beam_size * index.edges_per_cluster
             index = replace(
                 index,
                 shortlist_size=min(index.shortlist_size, reached),
                 train_shortlist=min(index.train_shortlist, reached),
             )
+        check_sizes(index, n_labels)
         return replace(config, index=index)
 
     def defaults(self, config: ResolvedConfig, n_labels: int) -> list[float]:
-        """Return default values around the configured value, within the limits."""
-        low, high = self.limits(config, n_labels)
+        """Return the valid default values around the configured value."""
         base = self.read(config) or 1.0
-        scaled = (min(max(factor * base, low), high) for factor in self.factors)
-        return sorted({float(round(v)) if self.whole else float(f"{v:.6g}") for v in scaled})
-
-    def check(self, values: Sequence[float], config: ResolvedConfig, n_labels: int) -> list[float]:
-        """Return the values sorted and without repetitions.
-
-        Raises:
-            ConfigError: If a value is out of range or not a whole number.
-        """
-        low, high = self.limits(config, n_labels)
-        for value in values:
-            if not low <= value <= high:
-                top = "" if high == math.inf else f" and at most {high:g}"
-                raise ConfigError(
-                    f"--values: {self.symbol} must be at least {low:g}{top} for this model, "
-                    f"not {value:g}"
-                )
-            if self.whole and value != int(value):
-                raise ConfigError(f"--values: {self.symbol} must be a whole number, not {value:g}")
-        return sorted(set(values))
+        values = []
+        for factor in self.factors:
+            value = float(round(factor * base) if self.whole else f"{factor * base:.6g}")
+            with suppress(ConfigError):
+                self.change(config, value, n_labels)
+                values.append(value)
+        return values
 
 
 def parameter_called(name: str) -> Parameter:
@@ -112,36 +104,16 @@ def parameter_called(name: str) -> Parameter:
     return PARAMETERS[name]
 
 
-_LAMBDA, _KAPPA = "shortlist_loss_weight", "edges_per_cluster"
+_LAMBDA, _SHORTLIST = "shortlist_loss_weight", "shortlist_size"
 _AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
+_BEAMS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 PARAMETERS = {
-    "lambda": Parameter("λ", _LAMBDA, (0.0, 0.2, 0.5, 1.0, 2.0, 5.0), lambda *_: (0.0, math.inf)),
-    "kappa": Parameter(
-        "κ",
-        _KAPPA,
-        (0.1, 0.2, 0.5, 1.0, 2.0),
-        # fewer than L/C would leave labels without an edge
-        lambda config, n_labels: (math.ceil(n_labels / config.index.n_clusters), n_labels),
-        whole=True,
-    ),
-    "alpha": Parameter("α", "alpha", _AROUND, lambda *_: (1.0, math.inf)),
-    "beta": Parameter("β", "beta", _AROUND, lambda *_: (1.0, math.inf)),
-    "beam": Parameter(
-        "b",
-        "beam_size",
-        (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        lambda config, _: (1.0, config.index.n_clusters),
-        whole=True,
-        trained=False,
-    ),
-    "shortlist": Parameter(
-        "K",
-        "shortlist_size",
-        (0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        lambda _, n_labels: (1.0, n_labels),
-        whole=True,
-        trained=False,
-    ),
+    "lambda": Parameter("λ", _LAMBDA, (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)),
+    "kappa": Parameter("κ", "edges_per_cluster", (0.1, 0.2, 0.5, 1.0, 2.0), whole=True),
+    "alpha": Parameter("α", "alpha", _AROUND),
+    "beta": Parameter("β", "beta", _AROUND),
+    "beam": Parameter("b", "beam_size", _BEAMS, whole=True, trained=False),
+    "shortlist": Parameter("K", _SHORTLIST, _BEAMS[1:], whole=True, trained=False),
 }
 """Parameters by name. Table 7 varies λ and κ only."""
 
@@ -167,10 +139,12 @@ def sweep(
     if setting.config.index.kind == "all":
         raise ConfigError("one-vs-all has no index to sweep; set index.kind to 'graph'")
     swept, n_labels = parameter_called(parameter), setting.corpus.n_labels
-    if values is None:
-        chosen = swept.defaults(setting.config, n_labels)
-    else:
-        chosen = swept.check(values, setting.config, n_labels)
+    chosen = sorted(set(swept.defaults(setting.config, n_labels) if values is None else values))
+    for value in chosen:
+        try:
+            swept.change(setting.config, value, n_labels)
+        except ConfigError as error:
+            raise ConfigError(f"--values {value:g}: {error}") from None
     models = Models(setting)
     measured = models.component(component)
 
@@ -178,7 +152,7 @@ def sweep(
         """Return the name and the configuration of the run for a value of the parameter."""
         base = setting.seeded(seed)
         if swept.trained:
-            config = resolve_config(swept.change(base, value), setting.corpus)
+            config = resolve_config(swept.change(base, value, n_labels), setting.corpus)
             if config != base:
                 if measured not in (RERANK, CALIBRATE, NAMES):  # a ranker would not be measured
                     config = replace(config, rerank=replace(config.rerank, enabled=False))
@@ -200,7 +174,7 @@ def sweep(
             costs = {**row.costs, MS_PER_POINT: models.ms_per_point([trained.model], measured)}
             return [replace(row, metrics=recorded, costs=costs)]
         model = copy(trained.model)
-        model.config = swept.change(model.config, value)
+        model.config = swept.change(model.config, value, n_labels)
         return [models.measure(row, model, measured)]
 
     tasks = []

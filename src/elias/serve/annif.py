@@ -21,8 +21,8 @@ from elias.data.readers.files import sanitize
 from elias.errors import EliasError
 from elias.persistence.manifest import CONFIG_FILE, model_folder
 from elias.serve.backend import Backend, Job
-from elias.serve.errors import RequestError, error_schemas
 from elias.serve.routes import compute
+from elias.serve.schemas import RequestError, error_schemas
 from elias.serve.settings import MAX_LABELS
 
 _MAX_DOCUMENTS = 32

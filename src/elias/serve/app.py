@@ -11,9 +11,9 @@ from fastapi.routing import APIRoute
 
 import elias
 from elias.serve.annif import add_annif_routes
-from elias.serve.errors import HANDLED, handle_exception
 from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
+from elias.serve.schemas import HANDLED, handle_exception
 from elias.serve.settings import MAX_EXPLAINED, ServeSettings
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
 from elias.inference.explain import Explanation, GraphView, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
-from elias.serve.errors import RequestError
 from elias.serve.prometheus import ServerMetrics
+from elias.serve.schemas import RequestError
 from elias.serve.settings import MAX_LABELS, ServeSettings
 
 if TYPE_CHECKING:

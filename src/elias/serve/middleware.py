@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elias.errors import escape_controls
-from elias.serve.errors import NOT_JSON, RequestError, error_response
+from elias.serve.schemas import NOT_JSON, RequestError, error_response
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
 if TYPE_CHECKING:

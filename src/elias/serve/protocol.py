@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from elias.serve.errors import raw_response
+from elias.serve.schemas import raw_response
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
 if TYPE_CHECKING:

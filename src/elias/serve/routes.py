@@ -13,8 +13,8 @@ import elias
 from elias.inference.predictor import TOP_K
 from elias.serve import schemas
 from elias.serve.backend import Backend, Job, Result, ServedModel
-from elias.serve.errors import RequestError, error_schemas
 from elias.serve.middleware import LOG_FIELDS
+from elias.serve.schemas import RequestError, error_schemas
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ import uvicorn
 from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError, EliasError, RunError
 from elias.progress import progress_disabled
-from elias.serve.errors import raw_response
+from elias.serve.schemas import raw_response
 from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, is_loopback
 
 if TYPE_CHECKING:

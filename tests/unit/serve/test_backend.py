@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elias.serve.backend import Backend, Job
-from elias.serve.errors import RequestError
+from elias.serve.schemas import RequestError
 from elias.serve.settings import Limits, ServeSettings
 
 

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from elias.serve import middleware
 from elias.serve.backend import Backend
-from elias.serve.errors import RequestError
 from elias.serve.middleware import RequestCheckMiddleware, check_structure
-from elias.serve.schemas import ExplainRequest, PredictRequest
+from elias.serve.schemas import ExplainRequest, PredictRequest, RequestError
 from elias.serve.settings import Limits, ServeSettings
 
 LIMITS = Limits(max_inputs=8)

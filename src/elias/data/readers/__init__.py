@@ -3,7 +3,7 @@
 | format | module |
 | --- | --- |
 | JSON lines, CSV, TSV, Excel, fastText, corpora of Annif | `table` |
-| Parquet | `table`, which gets the rows from `parquet` |
+| Parquet, tables in memory | `table`, which gets the rows from `parquet` |
 | npz folders | `npz` |
 | text formats of the XMC repository and of PECOS | `xmc` |
 | label tables, vocabularies in SKOS | `label_table` |
