@@ -167,3 +167,16 @@ def _lines(description: str, total: int | None) -> Iterator[Advance]:
         yield advance
     finally:
         first.cancel()
+
+
+def seconds(value: float) -> str:
+    """Format a duration.
+
+    >>> seconds(3.21), seconds(75.2), seconds(7320)
+    ('3.2 s', '1 min 15 s', '2 h 2 min')
+    """
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -123,3 +123,11 @@ def test_a_notebook_shows_a_bar(capsys, monkeypatch):
         advance(4, note="loss 0.1")
 
     assert "counting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min 0 s"), (150.6, "2 min 31 s")],
+)
+def test_durations_are_formatted(value, shown):
+    assert progress.seconds(value) == shown

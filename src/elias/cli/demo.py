@@ -38,7 +38,7 @@ def demo(
     """
     from elias.data.corpus import resolve_config
     from elias.persistence.manifest import MODEL_FOLDER
-    from elias.report.html import seconds
+    from elias.progress import seconds
     from elias.training.compile_loops import compile_in_background
     from elias.training.run import read_records
 

@@ -70,7 +70,7 @@ def _verify(model: str | Path, *, as_json: bool) -> None:
 
 
 def _model_rows(model: elias.Elias, n_parameters: int) -> list[tuple[str, Any]]:
-    from elias.report.html import seconds
+    from elias.progress import seconds
 
     metadata = model.metadata
     timings, pruned, edges = metadata.get("timings", {}), metadata.get("pruned"), None

@@ -133,7 +133,7 @@ def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: 
 
 def describe_times(steps: dict[str, float], duration: float) -> str:
     """Return the duration of a run in words, with the steps that took longest."""
-    from elias.report.html import seconds
+    from elias.progress import seconds
 
     steps = steps | {"other": duration - sum(steps.values())}  # negative for a resumed run
     shown = [f"{name} {seconds(value)}" for name, value in steps.items() if value >= _SHOWN_SECONDS]
@@ -211,7 +211,7 @@ def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None
 
 def _show_estimate(estimate: DryRun) -> None:
     """Print the estimated memory and time of a run on stderr."""
-    from elias.report.html import seconds as duration
+    from elias.progress import seconds as duration
     from elias.training.memory import gib
 
     rows: list[tuple[str, Any]] = []

@@ -25,7 +25,7 @@ from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
 from elias.persistence.hub import markdown_table
-from elias.report.html import seconds
+from elias.progress import seconds
 from elias.report.plots import Axis, Plot, standalone
 from elias.training.run import write_json, write_text
 

@@ -28,8 +28,9 @@ from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_m
 from elias.kernels.device import pick_device
 from elias.persistence.hub import markdown_table
 from elias.progress import progress, progress_disabled
-from elias.report import html
+from elias.progress import seconds as format_seconds
 from elias.report.plots import Axis, Plot
+from elias.report.report import render
 from elias.training.run import Interruption, locked, write_text
 from elias.training.train import train_resolved
 
@@ -419,7 +420,7 @@ def config_toml(config: EliasConfig) -> str:
 
 
 def _outcome(trial: FrozenTrial) -> str:
-    duration = html.seconds(0.0 if trial.duration is None else trial.duration.total_seconds())
+    duration = format_seconds(0.0 if trial.duration is None else trial.duration.total_seconds())
     is_complete = trial.state is TrialState.COMPLETE  # a pruned trial also has a value
     pruned = trial.user_attrs.get("error", "pruned")
     return f"{f'{trial.value:.2f}' if is_complete else pruned} ({duration})"
@@ -464,4 +465,4 @@ def write_results(tuner: Tuner, folder: Path) -> None:
     page = {"headline": headline, "command": command, "plot": plot.svg(headline), "tables": tables}
     write_text(folder / BEST_FILE, f"# {headline}\n{config_toml(tuner.best_config())}")
     write_text(folder / MARKDOWN_FILE, markdown)
-    write_text(folder / HTML_FILE, html.render(page, "tune.html.j2"))
+    write_text(folder / HTML_FILE, render(page, "tune.html.j2"))

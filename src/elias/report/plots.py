@@ -12,6 +12,7 @@ and markers. Hovering over a mark shows its value.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from numpy.typing import ArrayLike, NDArray
-
-from elias.report.html import element, number
 
 WIDTH = 460.0
 """Width of a plot in SVG units. It is close to the width in pixels, so that text keeps its size."""
@@ -44,6 +43,7 @@ _MARKERS = (
 )
 """Outlines of the markers, for a size of 1."""
 _LETTER_WIDTH = 0.58 * FONT  # mean over the letters of a sans serif font
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _LONGEST_NAME = int(0.45 * WIDTH / _LETTER_WIDTH)
 
 
@@ -414,3 +414,55 @@ def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> M
     place = f"translate({x:.1f} {y:.1f}) scale({size})"
     path = _MARKERS[series % len(_MARKERS)]
     return element("path", d=path, transform=place, fill=colour(series))
+
+
+def text(value: object) -> Markup:
+    """Escape a value for use in markup. Markup itself is returned unchanged.
+
+    Characters that XML does not allow are replaced by U+FFFD.
+
+    >>> print(text("a < b"), text(Markup("<b>bold</b>")))
+    a &lt; b <b>bold</b>
+    """
+    return value if isinstance(value, Markup) else escape(_NOT_XML.sub("\ufffd", str(value)))
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
+    """Return an element with its children as markup.
+
+    Children may be lists. Children and attributes that are None are skipped.
+
+    Underscores in attribute names become hyphens, because ``stroke-width`` cannot be a Python name.
+    Floats are rounded to two decimals.
+
+    >>> print(element("text", "1 < 2", None, stroke_width=2.0, opacity=None))
+    <text stroke-width="2">1 &lt; 2</text>
+    """
+    pairs = "".join(
+        f' {key.replace("_", "-")}="{text(_two_decimals(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{pairs}>{_join(children)}</{name}>")
+
+
+def _join(parts: object) -> str:
+    if isinstance(parts, list | tuple):
+        return "".join(map(_join, parts))
+    return "" if parts is None else text(parts)
+
+
+def _two_decimals(value: object) -> object:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Format a number with ``digits`` significant digits, or as a whole number if it is large.
+
+    >>> number(1234567.0), number(0.12345), number(0.12345, 4), number(float("nan"))
+    ('1,234,567', '0.123', '0.1235', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    is_whole = abs(value) >= 1000 or value == int(value)
+    return f"{value:,.0f}" if is_whole else f"{value:,.{digits}g}"

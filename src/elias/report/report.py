@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import elias
 from elias.data import load_corpus
@@ -28,9 +29,9 @@ from elias.metrics import (
     per_label,
 )
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
+from elias.progress import seconds
 from elias.report import statistics
-from elias.report.html import number, render
-from elias.report.plots import Axis, Plot, colour, scatter_plot
+from elias.report.plots import Axis, Plot, colour, number, scatter_plot, text
 from elias.report.statistics import ASSIGNED, RECALL_AT, THRESHOLDS
 from elias.rerank.probabilities import ECE_AT, PROBABILITIES, Probabilities, reliability
 from elias.training.run import REPORT_FILE, RunRecords, read_partition, read_records, write_text
@@ -101,6 +102,20 @@ def write_report(
     values = report_values(model, corpus, records, partition)
     write_text(target, render({"name": folder.resolve().name, **values}))
     return target
+
+
+def render(values: Mapping[str, Any], template: str = "report.html.j2") -> str:
+    """Render a template as a self-contained page without scripts, fonts or images."""
+    environment = Environment(
+        loader=PackageLoader("elias", "report"),
+        autoescape=True,
+        finalize=text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"fmt": format, "number": number, "seconds": seconds}
+    return environment.get_template(template).render(values)
 
 
 def _target(run: Path, out: Path | None) -> Path:

@@ -15,10 +15,12 @@ from elias.report.plots import (
     Plot,
     Scale,
     axis_ticks,
+    element,
     labels_touch,
     log_ticks,
     scatter_plot,
     standalone,
+    text,
     tick_labels,
 )
 
@@ -253,3 +255,34 @@ def test_a_logarithmic_scale_gives_equal_room_to_equal_factors():
     scale = Scale(1, 100, 0, 200, log=True)
 
     assert [scale(v) for v in (1, 10, 100)] == pytest.approx([0, 100, 200])
+
+
+@given(content=st.text(), attribute=st.text())
+def test_any_text_stays_text(content, attribute):
+    tree = ElementTree.fromstring(element("p", content, title=attribute))
+
+    assert list(tree) == []
+    assert set(tree.attrib) <= {"title"}
+
+
+@pytest.mark.parametrize("nasty", ["<script>alert(1)</script>", '" onload="x', "a & b", "'"])
+def test_what_looks_like_markup_comes_back_as_it_was(nasty):
+    tree = ElementTree.fromstring(element("p", nasty, title=nasty))
+
+    assert (tree.text, tree.get("title"), list(tree)) == (nasty, nasty, [])
+
+
+def test_characters_that_no_document_may_hold_are_replaced():
+    assert text("a\x00b\ud800c\x1bd") == "a\ufffdb\ufffdc\ufffdd"
+
+
+def test_lists_are_flattened_and_none_is_skipped():
+    assert element("ul", [element("li", "a"), None, ["b"]]) == "<ul><li>a</li>b</ul>"
+
+
+def test_attributes_that_are_none_are_left_out():
+    assert element("p", id=None, stroke_width=2.0) == '<p stroke-width="2"></p>'
+
+
+def test_text_joined_to_markup_is_escaped():
+    assert element("b") + "<i>" == "<b></b>&lt;i&gt;"

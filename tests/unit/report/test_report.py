@@ -10,7 +10,6 @@ from elias.data.stats import PERCENTILES
 from elias.labels import LabelTable
 from elias.predictions import Predictions
 from elias.report import statistics
-from elias.report.html import render
 from elias.report.report import (
     decision_values,
     edge_values,
@@ -18,6 +17,7 @@ from elias.report.report import (
     learning_values,
     map_values,
     recall_values,
+    render,
     size_values,
 )
 from elias.report.statistics import LabelMaps
