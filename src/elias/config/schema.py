@@ -128,7 +128,7 @@ class EncoderConfig:
     bottleneck: int | None = None
     """transformer: dimension to which φ(x) is projected; None keeps the one of the transformer."""
     gradient_checkpointing: bool = False
-    """transformer: compute activations again in the backward pass, which saves memory and costs
+    """transformer: recompute activations in the backward pass, which takes less memory and more
     time."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """transformer: number format; ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""

@@ -110,7 +110,7 @@ class Row:
     name: str
     """Key of the table line, the same for every seed."""
     title: str
-    """Title of the line."""
+    """Title of the table line."""
     seed: int | None = None
     """Random seed; None for a deterministic method."""
     metrics: Mapping[str, float] = field(default_factory=dict)

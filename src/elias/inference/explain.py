@@ -273,7 +273,7 @@ def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[W
 def ranker_terms(
     reranker: Reranker | None, text: str, labels: Sequence[int], count: int = N_TERMS
 ) -> list[tuple[RankerTerm, ...]]:
-    """Return the ``count`` terms of a text with the largest weights for each label, by size.
+    """Return the ``count`` terms of a text with the largest absolute weights for each label.
 
     The weight of a character n-gram is divided among the words in which it occurs.
     """

@@ -465,7 +465,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     else:
         ranker = SparseRanker.from_label_rows(weights["weights"], arrays["biases"], n_dense)
     if (arrays["frequencies"] < 0).any():
-        raise damaged_file(path, "frequencies has a negative count")
+        raise damaged_file(path, "frequencies contains a negative count")
     featurizer = names = None
     if entry["reads_text"]:
         vocabulary = f"{files.RANKER_FOLDER}/{files.VOCABULARY_FILE}"

@@ -305,8 +305,8 @@ class Reranker:
     ) -> dict[str, Predictions]:
         """Return rankings of the held-out points that `fit` was given, by cross-fitting.
 
-        Each point is ranked by calibrations that were fitted on other points, so that the rankings
-        are as good as those of new texts.
+        Each point is ranked by calibrations that were fitted on other points, so the metrics of
+        these rankings are those to expect on new texts.
         """
         names, parts = self.components, []
         for rows, fold in self.cross_fitted:

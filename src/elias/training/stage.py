@@ -98,7 +98,7 @@ class Points(NamedTuple):
         return Points(self.tokens.take(rows), self.labels[rows])
 
     def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
-        """Load points by row number. The rows of ``more`` are numbered after the rows of self."""
+        """Load points by row number, where the rows of ``more`` follow those of this object."""
         n_own = len(self.tokens)
         own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
         tokens = Tokens.concatenate(own.tokens, others.tokens)
