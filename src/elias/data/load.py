@@ -30,7 +30,6 @@ from elias.data.readers.columns import check_columns
 from elias.data.readers.files import data_error, iter_lines, sanitize
 from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
 from elias.data.readers.label_table import SKOS_FORMATS, read_label_table, read_skos
-from elias.data.readers.npz import NpzReader
 from elias.data.readers.parquet import as_parquet, list_table, open_parquet
 from elias.data.readers.table import (
     FULL_TEXT,
@@ -310,9 +309,9 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     """Detect the format of a file or folder by its content.
 
     Returns:
-        The format (``npz``, ``lf``, ``xmc``, ``pecos``, ``full-text`` or a kind of table), the file
-        or the folder that contains the files, and a dictionary of the files by split. The only key
-        is ``""`` if one file contains all points. The dictionary is empty for folders of matrices.
+        The format (``matrices``, ``lf``, ``xmc``, ``pecos``, ``full-text`` or a kind of table), the
+        file or the folder that contains the files, and a dictionary of the files by split. The only
+        key is ``""`` if one file contains all points. It is empty for a folder of matrices.
         For full texts, it contains folders.
 
     Raises:
@@ -320,13 +319,13 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     """
     if not path.is_dir():
         return detect_file(path, encoding), path, {"": [path]}
-    if (path / "Y.trn.npz").is_file():
-        return "npz", path, {}
+    if xmc.has_matrices(path, xmc.RAW):
+        return "matrices", path, {}
     points = xmc.lf_points_file(path, "train")
     if points is not None and xmc.LF_IDS in TableFile(points, "jsonl").names:
         return "lf", path, {"train": [points]}
-    if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
-        return "xmc", path, {}
+    if xmc.has_matrices(path, xmc.TEXT_MATRICES):
+        return "matrices", path, {}
     by_split = base.split_files(path)
     if "train" not in by_split and (folders := full_text_folders(path)):
         return FULL_TEXT, path, folders
@@ -402,8 +401,8 @@ def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> base.R
             keeps the rows instead of reading the files twice.
     """
     kind, source, by_split = detect(path, options.encoding)
-    if kind == "npz":
-        return NpzReader(path, options)
+    if kind == "matrices":
+        return xmc.MatrixReader(path, options)
     if kind == "lf":
         return xmc.LfReader(path, options)
     if kind == "xmc":

@@ -24,7 +24,7 @@ import numpy as np
 from elias.data.atomic import digest, staged_folder
 from elias.data.corpus import Corpus, Split
 from elias.data.readers.base import csr_from_lists
-from elias.data.readers.npz import RAW
+from elias.data.readers.xmc import RAW
 from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import track

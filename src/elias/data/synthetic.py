@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix
 
 from elias.data.atomic import staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.readers.npz import RAW
+from elias.data.readers.xmc import RAW
 from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import progress

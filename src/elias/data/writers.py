@@ -33,7 +33,7 @@ from elias.data.readers.base import SHORT
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
 from elias.data.readers.files import data_error, sanitize, suffix_of
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
-from elias.data.readers.npz import PECOS, RAW, FileNames
+from elias.data.readers.xmc import PECOS, RAW, FileNames
 from elias.errors import DataError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -306,11 +306,11 @@ def write_npz_folder(corpus: Corpus, folder: Path, names: FileNames) -> None:
     write_lines(folder / names.label_names, corpus.label_names)
     for name, split in corpus.splits.items():
         short = SHORT[name]
-        save_npz(folder / f"Y.{short}.npz", split.labels)
+        save_npz(folder / names.labels.format(short), split.labels)
         if split.texts is not None:
             write_lines(folder / names.texts[0].format(short), split.texts)
         if split.features is not None:
-            save_npz(folder / f"X.{short}.npz", split.features)
+            save_npz(folder / names.features[0].format(short), split.features)
 
 
 def _write_xmc(corpus: Corpus, folder: Path) -> None:

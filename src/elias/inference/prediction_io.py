@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from elias.data.readers.files import open_gzip, suffix_of
-from elias.data.readers.npz import NPZ_ERRORS, load_sparse
+from elias.data.readers.xmc import NPZ_ERRORS, load_sparse
 from elias.errors import DataError, did_you_mean
 from elias.predictions import Predictions, from_entries
 

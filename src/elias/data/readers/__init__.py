@@ -4,8 +4,7 @@
 | --- | --- |
 | JSON lines, CSV, TSV, Excel, fastText, corpora of Annif | `table` |
 | Parquet, tables in memory | `table`, which gets the rows from `parquet` |
-| npz folders | `npz` |
-| text formats of the XMC repository and of PECOS | `xmc` |
+| formats of the XMC repository and of PECOS | `xmc` |
 | label tables, vocabularies in SKOS | `label_table` |
 
 `base` has the interface of a reader, `files` opens and decodes files, `columns` chooses the columns

@@ -1,44 +1,60 @@
-"""Read the text formats of the XMC repository and of PECOS.
+"""Read the formats of the XMC repository and of PECOS.
+
+``folder``: Folders of matrices in npz files and lines of text. The texts are in ``raw/trn_X.txt``,
+label names in ``raw/Y.txt``, labels in ``Y.trn.npz`` and optionally features in ``X.trn.npz``.
+
+``pecos``: The same with texts in ``X.trn.txt``, label names in ``output-items.txt``, labels in
+``Y.trn.npz``, and features in ``X.trn.npz`` or in a folder ``tfidf-attnxml``. Or a file of lines
+``id,id,…<tab>text``, with label names in the same folder (``output-labels.txt``, ``labels.txt`` and
+others). Without a file of label names, each label is named by its id.
 
 ``xmc``: The first line of an ``N D L`` file gives the numbers of points, features and labels. Each
 further line is a point, ``label,label feature:value …``. A corpus is one such file, or a folder of
-them (``train.txt`` or ``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per file
-(``trn_X_Y.txt`` and ``trn_X_Xf.txt``). Optional files of a folder are texts in ``trn_X.txt``, label
-names in ``Y.txt`` or ``Yf.txt``, and filter pairs.
+them (``train.txt`` or ``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per text
+file (``trn_X_Y.txt`` and ``trn_X_Xf.txt``). Optional files of a folder are texts in ``trn_X.txt``
+and label names in ``Y.txt`` or ``Yf.txt``.
 
 ``lf``: Each line of ``trn.json.gz`` and ``tst.json.gz`` is an object ``{"uid", "title", "content",
 "target_ind", "target_rel"}``. Each line of ``lbl.json.gz`` is an object ``{"uid", "title"}`` for a
 label; without this file, label names are read from ``Yf.txt``. A text is the title and the content,
-joined by a space. Feature matrices are optional, as in ``xmc``.
+joined by a space. Features are optional, in ``trn_X_Xf.txt``.
 
-``pecos``: Each line is ``id,id,…<tab>text``. Label names are read from a file in the same folder
-(``output-labels.txt``, ``output-items.txt``, ``labels.txt``, …). Without it, each label is named by
-its id. `elias.data.readers.npz` reads the npz folders of PECOS.
+The splits of a folder are called ``trn``, ``val`` and ``tst``. It may have filter pairs, such as
+``filter_labels_test.txt``.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, load_npz
 
 from elias.data.readers import base
 from elias.data.readers.columns import check_columns
-from elias.data.readers.files import data_error, line_chunks, short_repr
+from elias.data.readers.files import (
+    check_ratio,
+    data_error,
+    line_chunks,
+    open_bytes,
+    short_repr,
+    suffix_of,
+)
 from elias.data.readers.label_cells import parse_weights
-from elias.data.readers.npz import clean_matrix
 from elias.data.readers.table import Rows, TableFile
 from elias.errors import DataError
 
-LABEL_MATRIX = "{}_X_Y.txt"
 FEATURE_MATRIX = "{}_X_Xf.txt"
 LF_IDS, LF_WEIGHTS = "target_ind", "target_rel"
 _LF_TEXT = ("title", "content")
@@ -51,6 +67,111 @@ _HEADER = re.compile(r"\s*\d+(?:\s+\d+){2}\s*")
 _PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
 _PECOS_SAMPLE = 20  # lines from which the format is detected
+_MAX_EMPTY_ROWS = 1_000_000  # number of rows up to which most rows of a matrix may be empty
+_MAX_TEXT_BYTES = 4096  # maximum size of the zip members that contain the format and the shape
+_FORMATS = ("csr", "csc", "coo")  # sparse formats that store an index for each value
+NPZ_ERRORS = (
+    *(ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError),
+    *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
+)
+"""Errors that numpy and scipy raise for a file that is damaged or is not a sparse matrix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileNames:
+    """The file names of a folder of matrices, in which ``{}`` stands for trn, val or tst."""
+
+    format: str
+    labels: str
+    texts: tuple[str, ...]
+    features: tuple[str, ...]
+    label_names: str
+
+
+RAW = FileNames(
+    format="folder",
+    labels="Y.{}.npz",
+    texts=("raw/{}_X.txt", "{}_X.txt"),
+    features=("X.{}.npz",),
+    label_names="raw/Y.txt",
+)
+PECOS = FileNames(
+    format="pecos",
+    labels="Y.{}.npz",
+    texts=("X.{}.txt", "{long}_raw_texts.txt", "{long}_raw_text.txt", "{long}_texts.txt"),
+    features=("X.{}.npz", "tfidf-attnxml/X.{}.npz", "normalized/X.{}.npz"),
+    label_names="output-items.txt",
+)
+TEXT_MATRICES = FileNames(
+    format="xmc",
+    labels="{}_X_Y.txt",
+    texts=("{}_X.txt", "raw/{}_X.txt", "{long}_raw_texts.txt"),
+    features=(FEATURE_MATRIX,),
+    label_names="Y.txt",
+)
+
+
+def has_matrices(folder: Path, names: FileNames) -> bool:
+    """Return True if a folder has a label matrix of the training points."""
+    return _find(folder, (names.labels,), "train") is not None
+
+
+def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
+    return base.find_file(folder, *(name.format(base.SHORT[split], long=split) for name in names))
+
+
+class MatrixReader(base.IdReader):
+    """Reads a folder of label matrices, feature matrices and lines of text."""
+
+    def __init__(self, folder: Path, options: base.ReadOptions) -> None:
+        """Find out which file names the folder has."""
+        self._file_names = PECOS
+        if not has_matrices(folder, PECOS):
+            self._file_names = TEXT_MATRICES
+        elif _find(folder, RAW.texts, "train"):
+            self._file_names = RAW
+        self.format = self._file_names.format
+        options.check_unused(folder, self.format)
+        super().__init__(folder, folder, base.read_label_names(folder))
+
+    def chunks(self) -> Iterator[base.Chunk]:
+        """Yield the labels, texts and features of each split."""
+        names = self._file_names
+        for split, short in base.SHORT.items():
+            path = _find(self._folder, (names.labels,), split)
+            if path is None:
+                continue
+            texts = _find(self._folder, names.texts, split)
+            features = _find(self._folder, names.features, split)
+            if texts is None and features is None:
+                expected = names.texts[0].format(short)
+                problem = f"the {split} points have neither texts nor features; add {expected}"
+                raise data_error(path, problem)
+            n_points = 0
+            for labels in _matrix_blocks(path, "relevance"):
+                self._n_columns[split] = labels.shape[1]
+                n_points += labels.shape[0]
+                yield base.Chunk(split, labels=base.LabelRows.from_csr(labels))
+            if texts is not None:
+                yield from base.text_chunks(texts, split, n_points)
+            if features is not None:
+                yield from _feature_chunks(features, split)
+
+
+def _matrix_blocks(path: Path, what: str) -> Iterator[csr_matrix]:
+    """Yield blocks of the rows of a matrix in an npz or a text file.
+
+    ``what`` is the kind of its values, ``relevance`` or ``feature``.
+    """
+    if suffix_of(path) == ".npz":
+        yield _read_npz(path, what)
+    else:
+        for _, matrix in _read(path, 2, "label" if what == "relevance" else what)[1]:
+            yield matrix
+
+
+def _feature_chunks(path: Path, split: str) -> Iterator[base.Chunk]:
+    return (base.Chunk(split, features=matrix) for matrix in _matrix_blocks(path, "feature"))
 
 
 def looks_xmc(lines: Sequence[str]) -> bool:
@@ -66,30 +187,15 @@ def looks_xmc(lines: Sequence[str]) -> bool:
 
 
 class XmcReader(base.IdReader):
-    """Reads ``N D L`` files, or a folder of label and feature matrices (``trn_X_Y.txt``)."""
+    """Reads one ``N D L`` file, or one such file for each split."""
 
     format = "xmc"
 
     def __init__(
         self, source: Path, files: dict[str, list[Path]], options: base.ReadOptions
     ) -> None:
-        """Find the files of the corpus.
-
-        Args:
-            source: The file or folder.
-            files: The ``N D L`` files by split. The only key is ``""`` if one file contains all
-                points. The dictionary is empty for a folder of matrices.
-            options: Reader options; none may be set, because the format has no named columns.
-        """
         options.check_unused(source, "XMC")
-        self._has_matrices = not files
         self.has_splits = "" not in files
-        if not files:
-            files = {
-                split: [path]
-                for split, short in base.SHORT.items()
-                if (path := base.find_file(source, LABEL_MATRIX.format(short)))
-            }
         self._files = base.one_file_each(files)
         folder = self._files["train"].parent
         super().__init__(source, folder, base.read_label_names(folder) if self.has_splits else None)
@@ -97,32 +203,13 @@ class XmcReader(base.IdReader):
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, features and texts of each split."""
         for split, path in self._files.items():
-            n_sizes, what = (2, "label") if self._has_matrices else (3, "feature")
-            sizes, blocks = _read(path, n_sizes, what)
+            sizes, blocks = _read(path, 3, "feature")
             for labels, matrix in blocks:
-                if self._has_matrices:
-                    yield base.Chunk(split, labels=base.LabelRows.from_csr(matrix))
-                else:
-                    yield base.Chunk(split, labels=labels, features=matrix)
+                yield base.Chunk(split, labels=labels, features=matrix)
             self._n_columns[split] = sizes[-1]
-            if not self.has_splits:
-                return
-            if self._has_matrices:
-                yield from _feature_chunks(self._folder, split)
-            short = base.SHORT[split]
-            texts = base.find_file(
-                self._folder, f"{short}_X.txt", f"raw/{short}_X.txt", f"{split}_raw_texts.txt"
-            )
-            if texts is not None:
+            texts = _find(self._folder, TEXT_MATRICES.texts, split)
+            if texts is not None and self.has_splits:
                 yield from base.text_chunks(texts, split, sizes[0])
-
-
-def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
-    """Yield the features in ``trn_X_Xf.txt``, if this file exists."""
-    path = base.find_file(folder, FEATURE_MATRIX.format(base.SHORT[split]))
-    if path is not None:
-        for _, matrix in _read(path, 2, "feature")[1]:
-            yield base.Chunk(split, features=matrix)
 
 
 def _read(
@@ -310,7 +397,9 @@ class LfReader(base.IdReader):
             path = lf_points_file(self._folder, split)
             if path is not None:
                 yield from self._points(path, split)
-                yield from _feature_chunks(self._folder, split)
+                features = _find(self._folder, (FEATURE_MATRIX,), split)
+                if features is not None:
+                    yield from _feature_chunks(features, split)
 
     def _points(self, path: Path, split: str) -> Iterator[base.Chunk]:
         """Yield texts and labels of a split. Relevance values must be in all rows or in none."""
@@ -364,3 +453,104 @@ class LfReader(base.IdReader):
             raise rows.error(row, problem)
         ids: list[int] = cell
         return ids
+
+
+def _read_npz(path: Path, what: str) -> csr_matrix:
+    """Read the sparse matrix of a SciPy npz file. ``what`` is ``relevance`` or ``feature``."""
+    try:
+        with open_bytes(path) as stream:  # NumPy does not close a file that it cannot read
+            matrix = load_sparse(stream)
+    except NPZ_ERRORS as error:
+        remedy = "write it with scipy.sparse.save_npz"
+        raise data_error(path, f"not a complete sparse npz file ({error}); {remedy}") from None
+    return clean_matrix(matrix, path, what)
+
+
+def load_sparse(stream: IO[bytes]) -> csr_matrix:
+    """Read the matrix of a SciPy npz file as CSR, without unpickling, and check its indices.
+
+    Before unpacking, the declared sizes of the zip members are compared with each other and with
+    the size of the packed data.
+
+    Raises:
+        ValueError: If the content is inconsistent. A broken file may also raise other errors of
+            NumPy, SciPy or zipfile (KeyError, TypeError, EOFError, IndexError, OSError,
+            BadZipFile, NotImplementedError, zlib.error).
+    """
+    with zipfile.ZipFile(stream) as archive:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in shapes:
+                raise ValueError(f"contains {name} twice")
+            shapes[name] = _checked_shape(archive, info, name)
+        packed = sum(info.compress_size for info in archive.infolist())
+        if packed > stream.seek(0, io.SEEK_END):
+            raise ValueError("its parts are larger than the whole file")
+        kind, shape = (np.load(archive.open(f"{name}.npy")) for name in ("format", "shape"))
+    format_name = kind.astype("U").item()
+    if format_name not in _FORMATS:
+        names = ", ".join(_FORMATS)
+        raise ValueError(f"format {format_name!r} is not one of {names}; convert it by tocsr()")
+    if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
+        raise ValueError("its shape is not a pair of non-negative integers")
+    n_entries = shapes.get("indices", shapes.get("row"))
+    if n_entries is None or len(n_entries) != 1 or shapes["data"] != n_entries:
+        raise ValueError(f"data has shape {shapes['data']}, but indices have shape {n_entries}")
+    n_stored = max(prod(shapes.get("indptr", (0,))), *n_entries)
+    if shape[0] > max(_MAX_EMPTY_ROWS, 10 * n_stored):
+        raise ValueError(f"declares {shape[0]} rows, but most of them are empty")
+    stream.seek(0)
+    matrix = csr_matrix(load_npz(stream))  # SciPy passes allow_pickle=False
+    matrix.check_format(full_check=True)
+    return matrix
+
+
+def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
+    """Return the shape of an npy array, and check its header against the size of the zip member."""
+    with archive.open(info) as member:
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        begin = member.tell()
+    if dtype.hasobject:
+        raise ValueError("contains pickled objects, which are unsafe to load")
+    if prod(shape) < 0 or begin + prod(shape) * dtype.itemsize != info.file_size:
+        raise ValueError(f"the size of {name} does not match its header")
+    if name == "data":
+        # The values of a label matrix are all 1 and compress extremely well, so their ratio is not
+        # checked. There must be as many values as indices, whose ratio is checked.
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise ValueError(f"{dtype} data; expected bool, integer or float of at most 64 bits")
+        return shape
+    if name in ("indices", "indptr", "row", "col") and dtype.kind not in "iu":
+        raise ValueError(f"{name} has {dtype} values; expected integers")
+    if name in ("format", "shape") and info.file_size > _MAX_TEXT_BYTES:
+        raise ValueError(f"{name} is {info.file_size:,} bytes long")
+    check_ratio(name, info.compress_size, info.file_size)
+    return shape
+
+
+def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> csr_matrix:
+    """Convert a matrix to float32 CSR in canonical form. Drop the zeros of a relevance matrix.
+
+    Args:
+        matrix: A matrix of any numeric type; it may be changed in place.
+        path: The file that contains the matrix, for error messages.
+        what: ``relevance`` or ``feature``. Relevance values must not be negative.
+        first: The number of points before the first row, for error messages.
+    """
+    clean = matrix.astype(np.float32, copy=False)
+    clean.sum_duplicates()
+    rules = {"must be finite": ~np.isfinite(clean.data)}
+    if what == "relevance":
+        rules["must not be negative"] = clean.data < 0
+    for rule, is_wrong in rules.items():
+        if is_wrong.any():
+            entry = int(is_wrong.argmax())
+            point = first + 1 + base.row_of(np.diff(clean.indptr), entry)
+            where = f"point {point}, column {clean.indices[entry]} holds {clean.data[entry]}"
+            remedy = "correct or drop the entry"
+            raise data_error(path, f"{where}: a {what} value {rule}; {remedy}")
+    if what == "relevance":
+        clean.eliminate_zeros()
+    return clean

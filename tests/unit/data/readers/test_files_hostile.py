@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix, csr_matrix, save_npz
 from elias.data import load_corpus
 from elias.data.load import TextFile
 from elias.data.readers import files
-from elias.data.readers import npz as npz_reader
+from elias.data.readers import xmc as npz_reader
 from elias.errors import DataError
 from elias.inference.prediction_io import read_predictions
 from elias.text.batches import positives_of

@@ -132,7 +132,7 @@ def test_broken_files_are_refused_in_one_line_with_file_and_line(tmp_path, conte
         ("filter_labels_train.txt", "0 1\n3 1\n", "filter_labels_train.txt:2: the pair 3 1 is out"),
         ("filter_labels_train.txt", "0 -1\n", "filter_labels_train.txt:1: the pair 0 -1 is out"),
         ("filter_labels_train.txt", "0 1 2\n", "filter_labels_train.txt:1: '0 1 2' is not"),
-        ("trn_X_Y.txt", "4\n", "trn_X_Y.txt:1: the first line is '4', not `rows columns`"),
+        ("trn_X_Y.txt", "4\n", "the train points have neither texts nor features; add trn_X.txt"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(tmp_path, name, content, message):
@@ -158,3 +158,12 @@ def test_columns_have_no_meaning_here(tmp_path):
 
     with pytest.raises(DataError, match="is in XMC format, where text= has no meaning"):
         load_corpus(path, text="title")
+
+
+def test_a_label_matrix_without_its_sizes_is_refused(tmp_path):
+    write(tmp_path / "trn_X.txt", "a\n")
+    write(tmp_path / "trn_X_Y.txt", "4\n")
+
+    message = r"trn_X_Y\.txt:1: the first line is '4', not `rows columns`"
+    with pytest.raises(DataError, match=message):
+        load_corpus(tmp_path)
