@@ -16,7 +16,8 @@ from torch import Tensor
 from elias.kernels import every_label_bce, product
 from elias.kernels.plain import ranking_key, split_ranking_key
 
-_CHUNK_NUMBERS = 2**24  # logits or weights per chunk: 64 MB in float32
+_CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**24}
+"""Logits or weights per chunk, in float32: 2 MB, which fit into a CPU's cache, or 64 MB."""
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.
@@ -129,6 +130,6 @@ def _chunks(
     embedding: Tensor, weight: Tensor, bias: Tensor, size: int | None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the first label, the weights in float32 and the biases of each chunk."""
-    size = size or max(1, _CHUNK_NUMBERS // max(embedding.shape))
+    size = size or max(1, _CHUNK_NUMBERS[weight.device.type] // max(embedding.shape))
     for first in range(0, len(weight), size):
         yield first, weight[first : first + size].float(), bias[first : first + size]
