@@ -198,6 +198,29 @@ def boe_subjects(copy):
             yield Point(clean(" ".join(text)), json.loads(facts["subjects"]), normalize(title))
 
 
+def tate_artists(copy):
+    """Artworks and their subjects, by artist: no artist is in both splits.
+
+    Turner, who made half of the artworks, is left out.
+    """
+    for _, content in read_files(copy, "artworks/*.json"):
+        work = json.loads(content)
+        artist = work.get("all_artists") or ""
+        facts = [work.get(name) for name in ("title", "dateText", "medium", "groupTitle")]
+        subjects = list(tate_leaves(work.get("subjects") or {}))
+        if subjects and artist and "Turner" not in artist:
+            text = ". ".join(str(fact) for fact in facts if fact and fact != "date not known")
+            yield Point(clean(text), subjects, artist)
+
+
+def tate_leaves(subject):
+    children = subject.get("children") or ()
+    if not children and "name" in subject:
+        yield subject["name"]
+    for child in children:
+        yield from tate_leaves(child)
+
+
 # Corpora with few labels --------------------------------------------------------------------------
 
 
@@ -264,6 +287,7 @@ CORPORA = {
     finna_fi: "NatLibFi/Annif-corpora",
     nuclei_tags: "projectdiscovery/nuclei-templates",
     boe_subjects: "legalize-dev/legalize-es",
+    tate_artists: "tategallery/collection",
     sms_spam: "justmarkham/pycon-2016-tutorial",
     trec_questions: "nltk/nltk_data",
     reuters_topics: "wuodar/reuters_text_classification",
@@ -271,11 +295,13 @@ CORPORA = {
     medical_abstracts: "sebischair/Medical-Abstracts-TC-Corpus",
     offensive_tweets: "t-davidson/hate-speech-and-offensive-language",
 }
+GROUP_COLUMN = {tate_artists}
+"""Corpora whose files have the group of each point, for ``elias train --group group``."""
 READERS = {reader.__name__.replace("_", "-"): reader for reader in CORPORA}
 
 
 def split_points(points):
-    """Return the labels of each text of the training and of the test split, in the order read."""
+    """Return group and labels of each text of both splits, in the order read."""
     points = [point._replace(group=point.group or normalize(point.text)) for point in points]
     tested = {point.group for point in points if point.split == "test"}
     splits = {"train": {}, "test": {}}
@@ -283,17 +309,19 @@ def split_points(points):
         if not split:
             split = "test" if hash_share("split", group) < TEST_SHARE else "train"
         if split == "test" or group not in tested:
-            names = splits[split].setdefault(text, {})
+            _, names = splits[split].setdefault(text, (group, {}))
             names.update(dict.fromkeys(name for label in labels if (name := clean(label))))
     return splits
 
 
-def write_corpus(splits, out):
+def write_corpus(splits, out, with_groups):
     with staged_folder(out) as folder:
         for split, texts in splits.items():
             with (folder / f"{split}.jsonl").open("w", encoding="utf8") as file:
-                for text, labels in texts.items():
+                for text, (group, labels) in texts.items():
                     line = {"text": text, "labels": list(labels)}
+                    if with_groups:
+                        line["group"] = group
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -315,7 +343,8 @@ def main():
         parser.error(
             f"{arguments.copy} has no files of {arguments.name}: give a copy of its source"
         )
-    write_corpus(split_points(points), arguments.out)
+    with_groups = READERS[arguments.name] in GROUP_COLUMN
+    write_corpus(split_points(points), arguments.out, with_groups)
     print(f"{arguments.out}: {len(points):,} records read")
 
 

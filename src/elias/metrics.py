@@ -538,6 +538,16 @@ def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
         raise DataError("there are no points to evaluate")
 
 
+def depends_on_ranking(name: str, n_labels: int) -> bool:
+    """Return whether the metric can differ between two rankings of all ``n_labels`` labels.
+
+    >>> [depends_on_ranking(name, 3) for name in ("P@1", "P@3", "nDCG@5", "R@100")]
+    [True, False, True, False]
+    """
+    kind, k = _parse(name)
+    return k < n_labels or kind.endswith("nDCG")
+
+
 REPORTED = [
     *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
     *(f"R@{k}" for k in (10, 20, 100)),

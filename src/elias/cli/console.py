@@ -168,20 +168,28 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
 
 
 def stage_table(
-    metadata: Mapping[str, Any], split: str, components: Sequence[str] | None = None
+    metadata: Mapping[str, Any],
+    split: str,
+    components: Sequence[str] | None = None,
+    n_labels: int | None = None,
 ) -> list[RenderableType]:
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
     the model's threshold, if it has one. ``components`` are the components of the saved model. The
-    heading names components that were measured but not saved, because they did not help.
+    heading names components that were measured but not saved, because they did not help. Metrics
+    that are the same for every ranking of ``n_labels`` labels are left out.
     """
+    from elias.metrics import depends_on_ranking
     from elias.report.report import COMPONENTS
 
     metrics, probabilities = metadata.get("metrics", {}), metadata.get("probabilities", {})
     stages = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
+    shown_metrics = [
+        name for name in STAGE_METRICS if n_labels is None or depends_on_ranking(name, n_labels)
+    ]
     rows = [
-        [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
+        [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in shown_metrics)]
         for stage, values in stages.items()
     ]
     about = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
@@ -192,7 +200,7 @@ def stage_table(
         )
     shown: list[RenderableType] = [
         f"On the {split} split, in percent{about}:",
-        columns(["", *STAGE_METRICS], rows),
+        columns(["", *shown_metrics], rows),
     ]
     if at_threshold := probabilities.get("at_threshold", {}).get(split):
         best = probabilities["f1"]

@@ -58,7 +58,9 @@ def demo(
         with resumable_run(out):
             model = elias.train(corpus, config, out=out, device=device, overwrite=overwrite)
     progress.enable(False)
-    console.print_out("", *console.stage_table(model.metadata, "test", model.components), "")
+    console.print_out(
+        "", *console.stage_table(model.metadata, "test", model.components, model.n_labels), ""
+    )
     texts = list((corpus.split("test").texts or [])[:N_EXAMPLES])
     console.print_out(*_example_predictions(model, corpus, texts))
     times |= read_records(out).times()

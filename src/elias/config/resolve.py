@@ -60,7 +60,7 @@ WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
 """Sizes for more labels: those of the paper (Table 4), but with twice the shortlist in prediction.
 """
-MAX_VALIDATION = 5000
+MIN_VALIDATION, MAX_VALIDATION = 20, 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
@@ -383,13 +383,15 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
 
     It is the larger of two numbers: a tenth of the points, at most 1000, and a twentieth, at most
     5000. With ``refits``, the ranker is later trained on the held-out points, too, so more points
-    can be spared: the first number is a fifth, at most 2000.
+    can be spared: the first number is a fifth, at most 2000. Fewer than `MIN_VALIDATION` points are
+    too few to choose a threshold by, so this number is held out if it is at most a third of all.
 
-    >>> validation_size(4000), validation_size(4000, refits=True)
-    (400, 800)
+    >>> validation_size(4000), validation_size(4000, refits=True), validation_size(100)
+    (400, 800, 20)
     """
     at_first = min(n_points // 5, 2000) if refits else min(n_points // 10, 1000)
-    return min(max(n_points // 20, at_first), MAX_VALIDATION)
+    at_least = MIN_VALIDATION if n_points >= 3 * MIN_VALIDATION else 0
+    return min(max(n_points // 20, at_first, at_least), MAX_VALIDATION)
 
 
 def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:

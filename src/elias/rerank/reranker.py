@@ -188,7 +188,8 @@ class Reranker:
             known = frequencies[: len(earlier.frequencies)]
             np.maximum(known, earlier.frequencies, out=known)
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
-        reranker = cls(features, ranker, frequencies, None, transform, "sum")
+        sharpness = (FEW_POWERS if every_label else POWERS)[0]
+        reranker = cls(features, ranker, frequencies, None, transform, "sum", sharpness)
         if earlier is not None and earlier.calibration is not None:
             names = LabelNames.read(features, label_names or ()) if earlier.by_name else None
             return replace(
@@ -226,7 +227,8 @@ class Reranker:
         """Choose γ and fit the calibrations on held-out points."""
         ids = np.ascontiguousarray(candidates.ids)  # numba compiles its loops once more for slices
         known = ids < self.ranker.n_labels
-        if len(ids) < MIN_POINTS:
+        enough = len(ids) >= MIN_POINTS
+        if not enough and not every_label:
             message = "scores are not calibrated: only %d points are held out, but %d are needed"
             logger.info(message, len(ids), MIN_POINTS)
             return self
@@ -236,9 +238,11 @@ class Reranker:
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
         p = np.where(known, candidates.scores, 0)
-        powers = FEW_POWERS if every_label else POWERS
-        sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
-        if sharpness != powers[0]:
+        sharpness = self.sharpness
+        if enough:
+            powers = FEW_POWERS if every_label else POWERS
+            sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
+        if sharpness != self.sharpness:
             logger.debug("exponent of the ranker score, chosen on held-out points: %g", sharpness)
         if every_label:  # trees do not help, because the ranker is trained on every pair
             ranker = replace(self, sharpness=sharpness)

@@ -46,7 +46,7 @@ from elias.inference.predict import (
     tokenize,
 )
 from elias.inference.predictor import EVALUATED, Elias
-from elias.metrics import REPORTED, measure, rounded
+from elias.metrics import REPORTED, depends_on_ranking, measure, rounded
 from elias.model.batched import SEARCH_GRAPHS, embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, TextEncoder
@@ -895,7 +895,11 @@ class Trainer:
 
     def _report_epoch(self, report: EpochReport) -> None:
         self.run.record("epoch", **report._asdict())
-        metrics = ", ".join(f"{name} {value:.2f}" for name, value in report.validation.items())
+        metrics = ", ".join(
+            f"{name} {value:.2f}"
+            for name, value in report.validation.items()
+            if depends_on_ranking(name, self.corpus.n_labels)
+        )
         losses = f"{report.loss:.4f}" + (f"; validation {metrics}" if metrics else "")
         title = f"{report.stage} epoch {report.epoch}"
         logger.info("%s: loss %s (%.1f s)", title, losses, report.seconds)

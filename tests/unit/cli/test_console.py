@@ -51,6 +51,12 @@ def test_a_metric_that_was_not_measured_is_left_blank(capsys):
     assert lines[-3].split() == ["stage2", "3.00"]
 
 
+def test_metrics_that_are_the_same_for_every_ranking_are_left_out(capsys):
+    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test", n_labels=4))
+
+    assert lines[1].split() == ["P@1", "P@3", "nDCG@5", "PSP@1", "PSP@3"]
+
+
 def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):
     shares = {"micro-precision": 40.0, "micro-recall": 30.0, "micro-F1": 34.29}
     probabilities = {"f1": {"threshold": 0.25}, "at_threshold": {"test": shares}}

@@ -69,7 +69,7 @@ def test_derived_sizes_fit_together_for_any_data(n_points, n_labels):
     assert index.edges_per_cluster <= n_labels
     assert index.shortlist_size <= min(n_labels, index.beam_size * index.edges_per_cluster)
     assert index.beta >= 1
-    assert 0 <= resolved.eval.validation_size <= n_points / 5
+    assert 0 <= resolved.eval.validation_size <= n_points / 3
     assert resolved.resolve(n_points, n_labels) == resolved
 
 
@@ -96,7 +96,7 @@ def test_a_corpus_without_labels_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("n_points", "held_out"), [(5, 0), (1_000, 100), (24_000, 1_200), (10**6, 5_000)]
+    ("n_points", "held_out"), [(5, 0), (60, 20), (1_000, 100), (24_000, 1_200), (10**6, 5_000)]
 )
 def test_a_tenth_of_small_data_and_less_of_large_is_held_out(n_points, held_out):
     assert validation_size(n_points) == held_out

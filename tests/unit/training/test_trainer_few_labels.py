@@ -6,6 +6,7 @@ import pytest
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.estimator import EliasClassifier
+from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import FEW_POWERS
 
 SMALL = {"encoder.dim": 16, "encoder.hidden_dim": 16, "rerank.trees": 2}
@@ -33,6 +34,17 @@ def test_the_ranker_of_few_labels_trains_on_the_held_out_points_too(trained):
     assert model.config.eval.validation_size == len(corpus.train) // 5
     # measured by rankers that have not seen the held-out points
     assert model.metadata["metrics"]["rerank"]["validation"]["P@1"] < 100
+
+
+def test_the_ranker_of_few_labels_is_kept_if_few_points_are_held_out():
+    corpus = synthetic_corpus(n_points=40, n_labels=4)
+
+    model = train(corpus, EliasConfig().override(SMALL), device="cpu")
+
+    assert model.config.eval.validation_size < MIN_POINTS
+    assert model.reranker is not None
+    assert model.reranker.refitted
+    assert model.reranker.sharpness == FEW_POWERS[0]
 
 
 def words(rng, label):
