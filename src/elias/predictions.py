@@ -265,6 +265,19 @@ class Predictions:
         width = 1 + int(np.flatnonzero(mask.any(axis=0)).max(initial=0))
         return self.top(width)._keep(mask[:, :width])
 
+    def best_by(self, weights: Mapping[int, float]) -> Predictions:
+        """Keep the label of each point with the highest product of score and weight.
+
+        Labels without a weight have weight 1.
+
+        >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).best_by({0: 5.0})[0].ids
+        array([0])
+        """
+        factors = np.ones(self.n_labels + 1)
+        factors[list(weights)] = list(weights.values())
+        best = np.argsort(-self.scores * factors[self.ids], axis=1, kind="stable")[:, :1]
+        return self._map(lambda array, _: np.take_along_axis(array, best, axis=1))
+
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
         """Remove the given (point, label) pairs, an (M, 2) array such as the filters of a split."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)

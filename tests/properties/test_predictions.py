@@ -92,3 +92,13 @@ def test_merging_with_itself_changes_nothing(points):
     predictions = make(points)
 
     assert as_lists(Predictions.merge([predictions] * 3, how="max")) == as_lists(predictions)
+
+
+@given(POINTS, st.dictionaries(st.integers(0, N_LABELS - 1), st.sampled_from([0.5, 2.0])))
+def test_the_best_label_by_weight_is_that_of_a_loop(points, weights):
+    best = [
+        max(ranked(point), key=lambda pair: pair[1] * weights.get(pair[0], 1), default=None)
+        for point in points
+    ]
+
+    assert as_lists(make(points).best_by(weights)) == [[pair] if pair else [] for pair in best]

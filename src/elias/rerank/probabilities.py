@@ -40,6 +40,8 @@ _STEPS = 200
 _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
 PER_LABEL = "per-label"
+_RARE_POWERS = (0.25, 0.5, 0.75, 1.0)
+"""Powers of the frequency to divide the scores of a label by, for ``macro-f1``."""
 MIN_LABEL_POINTS = 20
 """Minimum number of held-out points of a label for a threshold of its own."""
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
@@ -75,6 +77,10 @@ class Probabilities:
     assigned even if it is below the threshold. Models of older versions have no rules."""
     by_label: Mapping[int, float] = field(default_factory=dict)
     """Thresholds of single labels for ``per-label``. All other labels use the one of ``f1``."""
+    weights: Mapping[int, float] = field(default_factory=dict)
+    """Weights of labels for ``macro-f1``, if every point has one label and `rules` are worse.
+
+    A point then gets the label with the highest product of score and weight."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -103,7 +109,27 @@ class Probabilities:
         rules = _choose_rules(steps, ids, relevant, is_best, labels)
         lowest = round(_STEPS * rules["f1"][0])
         by_label = _label_thresholds(steps, ids, relevant, labels, lowest)
-        return cls(knots, values, precision, right / max(labels.nnz, 1), rules, by_label)
+        learned = cls(knots, values, precision, right / max(labels.nnz, 1), rules, by_label)
+        return replace(learned, weights=learned._rare_weights(predictions, labels))
+
+    def _rare_weights(self, predictions: Predictions, labels: csr_matrix) -> dict[int, float]:
+        """Return the `weights` with the best macro-F1, or none if the rule of macro-F1 is better.
+
+        They favour rare labels: n^-τ, where n - 1 points have the label.
+        """
+        if not (np.diff(labels.indptr) == 1).all():
+            return {}
+        ranked = replace(predictions, probabilities=self.of(predictions.scores))
+        lowest, keep_best = self.rules["macro-f1"]
+        best = f1_metrics(ranked.threshold(lowest, keep_best=keep_best), labels)["macro-F1"]
+        counts = np.bincount(labels.indices, minlength=labels.shape[1]) + 1.0
+        chosen = {}
+        for power in _RARE_POWERS:
+            weights = dict(enumerate((counts**-power).tolist()))
+            value = f1_metrics(predictions.best_by(weights), labels)["macro-F1"]
+            if value > best:
+                best, chosen = value, weights
+        return chosen
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score. Padding has probability 0."""
@@ -119,9 +145,9 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
-                ``"macro-f1"`` chooses the highest mean F1 of the labels. ``"per-label"`` is like
-                ``"f1"``, but some labels have their own thresholds (`by_label`). See also
-                `keeps_best`.
+                ``"macro-f1"`` chooses the highest mean F1 of the labels; `weights` may replace the
+                threshold. ``"per-label"`` is like ``"f1"``, but some labels have their own
+                thresholds (`by_label`). See also `keeps_best`.
 
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
@@ -155,6 +181,10 @@ class Probabilities:
         """Return the thresholds of single labels. Only the target ``"per-label"`` has any."""
         return self.by_label if parse_target(target)[0] == PER_LABEL else {}
 
+    def label_weights(self, target: float | str) -> Mapping[int, float]:
+        """Return the `weights` of labels. Only the target ``"macro-f1"`` has any."""
+        return self.weights if parse_target(target)[0] == "macro-f1" else {}
+
     @property
     def f1(self) -> NDArray[np.float64]:
         """Return F1 at each threshold: the harmonic mean of precision and recall."""
@@ -171,7 +201,9 @@ class Probabilities:
         """Return the map, precision and recall as a JSON-compatible dictionary of lists."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         rules = {name: list(rule) for name, rule in self.rules.items()}
-        return arrays | {"rules": rules, "by_label": [list(pair) for pair in self.by_label.items()]}
+        pairs = {"by_label": self.by_label, "weights": self.weights}
+        of_labels = {name: list(map(list, by_label.items())) for name, by_label in pairs.items()}
+        return arrays | {"rules": rules} | of_labels
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], path: Path) -> Probabilities:
@@ -186,7 +218,10 @@ class Probabilities:
                 str(name): (float(lowest), bool(keeps_best))
                 for name, (lowest, keeps_best) in tree.get("rules", {}).items()
             }
-            by_label = {int(label): float(least) for label, least in tree.get("by_label", [])}
+            by_label, weights = (
+                {int(label): float(value) for label, value in tree.get(name, [])}
+                for name in ("by_label", "weights")
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged_file(path, f"damaged ({quoted(error)})") from error
         scores, *shares = arrays.values()
@@ -198,12 +233,13 @@ class Probabilities:
             and all((np.diff(knots) >= 0).all() for knots in (scores, values))
             and all(((share >= 0) & (share <= 1)).all() for share in shares)
             and all(label >= 0 and 0 <= least <= 1 for label, least in by_label.items())
+            and all(label >= 0 and weight > 0 for label, weight in weights.items())
         )
         if not monotonic:
             raise damaged_file(
                 path, "the map from scores to probabilities is not monotonic in [0, 1]"
             )
-        return cls(**arrays, rules=rules, by_label=by_label)
+        return cls(**arrays, rules=rules, by_label=by_label, weights=weights)
 
 
 def parse_target(target: float | str) -> tuple[str | None, float]:

@@ -252,6 +252,42 @@ def test_labels_with_enough_points_get_thresholds_of_their_own_if_these_are_bett
     assert learned.label_thresholds("f1") == {}
 
 
+def one_label_per_point(n_points):
+    """Return scores of labels with 80%, 15% and 5% of the points, comparable within a point."""
+    rng, shares, means = np.random.default_rng(0), np.array([0.8, 0.15, 0.05]), np.arange(3) * 1.5
+    label = rng.choice(3, n_points, p=shares)
+    near = shares * np.exp(-((rng.normal(means[label], 1)[:, None] - means) ** 2) / 2)
+    near /= near.sum(axis=1, keepdims=True) / rng.random((n_points, 1))
+    ids = np.tile(np.arange(3), (n_points, 1))
+    predictions = Predictions.from_scores(ids, near, n_labels=3)
+    return predictions, csr_matrix(np.eye(3, dtype=np.float32)[label])
+
+
+def test_rare_labels_have_larger_weights_if_every_point_has_one_label(tmp_path):
+    predictions, labels = one_label_per_point(1000)
+
+    learned = Probabilities.fit(predictions, labels)
+
+    weights = learned.label_weights("macro-f1")
+    assert weights[0] < weights[1] < weights[2]
+    assigned = predictions.best_by(weights)
+    assert (assigned.ids < 3).sum(axis=1).tolist() == [1] * 1000
+    ranked = replace(predictions, probabilities=learned.of(predictions.scores))
+    lowest, keep_best = learned.threshold("macro-f1"), learned.keeps_best("macro-f1")
+    by_rule = f1_metrics(ranked.threshold(lowest, keep_best=keep_best), labels)
+    assert f1_metrics(assigned, labels)["macro-F1"] > by_rule["macro-F1"]
+    assert learned.label_weights("f1") == {}
+    again = Probabilities.from_dict(json.loads(json.dumps(learned.to_dict())), tmp_path)
+    assert again.weights == weights
+
+
+def test_labels_have_no_weights_if_points_have_several():
+    predictions, labels = one_label_per_point(1000)
+    labels = csr_matrix(np.vstack([labels.toarray()[:-1], [[1, 1, 0]]]))
+
+    assert Probabilities.fit(predictions, labels).weights == {}
+
+
 def test_chance_alone_gives_no_label_a_threshold_of_its_own_often():
     rng = np.random.default_rng(1)
     scores = rng.random((2000, 10))
