@@ -93,7 +93,7 @@ def run_ours(problem):
     """Train once; return the times and (weights, biases)."""
     features, dense, candidates, labels = problem
     cpu, wall = time.process_time(), time.perf_counter()
-    weights, biases = fit_label_classifiers(
+    weights, biases, _ = fit_label_classifiers(
         features, dense, group_pairs(candidates, labels), **SETTINGS
     )
     timed = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}

@@ -34,7 +34,7 @@ dense = rng.standard_normal((200, 37)).astype(np.float32)
 candidates = rng.permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :8]
 labels = csr_matrix(rng.random((200, 20)) < 0.1, dtype=np.float32)
 groups = group_pairs(candidates, labels)
-weights, biases = fit_label_classifiers(sparse, dense, groups)
+weights, biases, _ = fit_label_classifiers(sparse, dense, groups)
 print("ranker", hashlib.sha256(weights.data.tobytes() + biases.tobytes()).hexdigest())
 """
 

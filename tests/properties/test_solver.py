@@ -111,7 +111,7 @@ def test_every_classifier_is_at_the_minimum_of_its_own_rows(loss, n_more, cost, 
     sparse, dense, candidates, labels = make_problem(seed=seed, **sizes)
     points = np.hstack([sparse.toarray(), dense, np.ones((len(dense), 1))]).astype(np.float64)
 
-    weights, biases = fit_label_classifiers(
+    weights, biases, _ = fit_label_classifiers(
         widened(sparse, n_more, 0.0),
         dense,
         group_pairs(candidates, labels),
@@ -133,8 +133,8 @@ def test_pruning_drops_small_weights_and_no_other(prune, seed, **sizes):
     sparse, dense, candidates, labels = make_problem(seed=seed, **sizes)
     groups = group_pairs(candidates, labels)
 
-    whole, biases = fit_label_classifiers(sparse, dense, groups)
-    pruned, same_biases = fit_label_classifiers(sparse, dense, groups, prune=prune)
+    whole, biases, _ = fit_label_classifiers(sparse, dense, groups)
+    pruned, same_biases, _ = fit_label_classifiers(sparse, dense, groups, prune=prune)
 
     expected = whole.toarray()
     expected[np.abs(expected) < np.float32(prune)] = 0

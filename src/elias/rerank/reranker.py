@@ -182,7 +182,7 @@ class Reranker:
             seed=seed,
             earlier=None if earlier is None else earlier.ranker,
         )
-        ranker = fit_ranker(psi, train.embedding, train.ids, labels)
+        ranker, solution = fit_ranker(psi, train.embedding, train.ids, labels)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
         if earlier is not None:
             known = frequencies[: len(earlier.frequencies)]
@@ -204,11 +204,12 @@ class Reranker:
             dense = None
             if train.embedding is not None and held_out.embedding is not None:
                 dense = np.concatenate([train.embedding, held_out.embedding])
-            ranker = fit_ranker(
+            ranker, _ = fit_ranker(
                 vstack([psi, more_psi], format="csr"),
                 dense,
                 np.concatenate([train.ids, held_out.ids]),
                 vstack([labels, more_labels], format="csr"),
+                solution=solution,
             )
             reranker = replace(reranker, ranker=ranker, refitted=True)
         return reranker

@@ -23,6 +23,8 @@ from elias.rerank.sparse_ranker import Array, Rows, as_rows, sparse_dot
 Loss: TypeAlias = Literal["squared-hinge", "logistic"]
 Groups: TypeAlias = tuple[Array, Array, Array]
 """Training pairs grouped by label: start of each group, row of each pair, y of each pair (±1)."""
+Solution: TypeAlias = tuple[Array, Array]
+"""The dual variables of a fit: start of each label's pairs, and α of each pair (logistic: u)."""
 Entries: TypeAlias = tuple[Array, Array]
 """Column indices and values of sparse weights."""
 
@@ -82,13 +84,14 @@ def fit_label_classifiers(
     *,
     loss: Loss = "squared-hinge",
     cost: float = 1.0,
-    tolerance: float = 0.1,
+    tolerance: float = 0.3,
     max_iterations: int = 100,
     prune: float = 0.0,
     seed: int = 0,
     start: tuple[csr_matrix, NDArray[np.float32]] | None = None,
-) -> tuple[csr_matrix, NDArray[np.float32]]:
-    """Fit a classifier for each label, and return weights (L, F + D) and biases (L,).
+    solution: Solution | None = None,
+) -> tuple[csr_matrix, NDArray[np.float32], Solution]:
+    """Fit a classifier for each label, and return weights (L, F + D), biases (L,) and solution.
 
     Minimise ½(‖w‖² + b²) + C·Σ_i loss(y_i·(w·ψ_i + b)) over the label's rows i. ψ concatenates the
     sparse and the dense features. The loss is the logistic loss log(1 + exp(−s)), as in the masked
@@ -106,16 +109,19 @@ def fit_label_classifiers(
         seed: Seed of the order in which points are visited.
         start: Weights w₀ and biases b₀ to stay close to, for the first labels. These labels
             minimise ½(‖w − w₀‖² + (b − b₀)²) + C·Σ_i loss instead.
+        solution: The solution for the first pairs of each label. Starting from it takes fewer
+            passes; the minimum is the same.
     """
     rows = as_rows(features, dense)
     squares = _squares(rows)
     n_labels, width = len(groups[0]) - 1, features.shape[1] + rows[3].shape[1]
     limits = (cost, tolerance, max_iterations)
-    first = _first_weights(start, n_labels, width)
+    first, logistic = _first_weights(start, n_labels, width), loss == "logistic"
+    duals = _first_duals(groups, logistic, solution)
 
     def work(labels: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[Array, ...]:
         fitted: tuple[Array, ...] = _fit_labels(
-            rows, squares, groups, labels, weight, first, loss == "logistic", limits, prune, seed
+            rows, squares, groups, duals, labels, weight, first, logistic, limits, prune, seed
         )
         return fitted
 
@@ -128,7 +134,18 @@ def fit_label_classifiers(
     order = np.argsort(np.concatenate(chunks))
     weights = csr_matrix((values, columns, starts), shape=(n_labels, width))[order]
     weights.sort_indices()
-    return weights, biases[order]
+    return weights, biases[order], (groups[0], duals)
+
+
+def _first_duals(groups: Groups, logistic: bool, solution: Solution | None) -> Array:
+    """Return the initial dual variable of each pair."""
+    starts, members, _ = groups
+    duals = np.full(len(members), _FIRST_LOGIT if logistic else 0.0, dtype=np.float32)
+    if solution is not None:
+        before, values = solution
+        moved = np.repeat(starts[:-1] - before[:-1], np.diff(before))
+        duals[np.arange(len(values)) + moved] = values
+    return duals
 
 
 def _first_weights(
@@ -171,6 +188,7 @@ def _fit_labels(
     rows: Rows,
     squares: Array,
     groups: Groups,
+    duals: Array,
     labels: Array,
     weight: Array,
     first: tuple[Array, Array, Array, Array],
@@ -179,7 +197,7 @@ def _fit_labels(
     prune: float,
     seed: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """Fit a chunk of labels.
+    """Fit a chunk of labels, and update their ``duals``.
 
     ``weight`` is a buffer of zeros with one entry per feature, ``first`` the result of
     `_first_weights`. Return the number of weights of each label, the biases, and the columns and
@@ -201,7 +219,7 @@ def _fit_labels(
     size = 0
     for i, label in enumerate(labels):
         begin, end = starts[label], starts[label + 1]
-        pairs = (members[begin:end], signs[begin:end])
+        pairs = (members[begin:end], signs[begin:end], duals[begin:end])
         state = _first_state(seed, label)
         known = first_columns[first_starts[label] : first_starts[label + 1]]
         for j in range(known.shape[0]):
@@ -217,7 +235,7 @@ def _fit_labels(
 def _solve(
     rows: Rows,
     squares: Array,
-    pairs: tuple[Array, Array],
+    pairs: tuple[Array, Array, Array],
     weight: Array,
     bias: float,
     logistic: bool,
@@ -226,9 +244,10 @@ def _solve(
 ) -> tuple[float, Array]:
     """Fit the classifier of one label, and return its bias and the rows that contribute to it.
 
-    The weights are written to ``weight``, which must hold w₀. The dual is minimised over one α_i at
-    a time, with w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). The formulas below are for
-    w₀ = 0. Each sweep visits the points in a new random order.
+    The weights are written to ``weight``, which must hold w₀. ``pairs`` are the label's rows, their
+    y and their initial dual variables, which are replaced by the final ones. The dual is minimised
+    over one α_i at a time, with w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). The
+    formulas below are for w₀ = 0. Each sweep visits the points in a new random order.
 
     Squared hinge: min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0. An α_i of 0 becomes inactive if its
     gradient exceeds the highest projected gradient of the previous sweep. The solver stops when the
@@ -242,15 +261,15 @@ def _solve(
     """
     cost, tolerance, max_iterations = limits
     diagonal = 0.5 / cost
-    members, signs = pairs
+    members, signs, solution = pairs
     size = members.shape[0]
     order = np.empty(size, dtype=np.int32)
-    duals = np.empty(size)  # u or α
+    duals = solution.astype(np.float64)  # u or α
     moved = np.empty(size, dtype=np.bool_)
     for i in range(size):
-        order[i], duals[i], moved[i] = i, _FIRST_LOGIT if logistic else 0.0, logistic
-        if logistic:
-            step = cost * _share(_FIRST_LOGIT) * signs[i]
+        step = (cost * _share(duals[i]) if logistic else duals[i]) * signs[i]
+        order[i], moved[i] = i, step != 0.0
+        if moved[i]:
             bias += step
             _add(rows, members[i], step, weight)
     active, bound = size, np.inf
@@ -289,6 +308,8 @@ def _solve(
             if active == size:
                 break
             active, bound = size, np.inf  # check all points again
+    for i in range(size):
+        solution[i] = duals[i]
     return bias, members[moved]
 
 

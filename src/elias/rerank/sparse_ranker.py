@@ -24,6 +24,7 @@ from elias.text.vectorizer import Featurizer, scale_rows, unit_rows
 
 if TYPE_CHECKING:
     from elias.config import RerankConfig
+    from elias.rerank.solver import Solution
 
 
 Array: TypeAlias = NDArray[Any]
@@ -146,7 +147,7 @@ class SparseRanker:
     >>> features = csr_matrix(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]])
     >>> labels = csr_matrix(np.float32([[1, 0], [1, 0], [0, 1], [0, 1]]))
     >>> candidates = np.array([[0, 1]] * 4)
-    >>> ranker = SparseRanker.fit(features, None, candidates, labels, RerankConfig())
+    >>> ranker, _ = SparseRanker.fit(features, None, candidates, labels, RerankConfig())
     >>> (ranker.score(features, None, candidates) > 0).tolist()
     [[True, False], [True, False], [False, True], [False, True]]
     """
@@ -193,11 +194,12 @@ class SparseRanker:
         min_weight: float = MIN_WEIGHT,
         seed: int = 0,
         earlier: SparseRanker | None = None,
-    ) -> SparseRanker:
+        solution: Solution | None = None,
+    ) -> tuple[SparseRanker, Solution]:
         """Train on the candidates and the relevant labels of the training points.
 
         Minimise Eq. 17 for each label with the logistic loss, or with the squared hinge loss that
-        the authors' program uses.
+        the authors' program uses. Return the ranker and the solution of the training problem.
 
         Args:
             features: (N, F) sparse part of ψ(x), with rows of length 1.
@@ -209,6 +211,7 @@ class SparseRanker:
             seed: Seed of the order in which points are visited.
             earlier: Classifiers of the first labels, to which the new ones stay close. Classifiers
                 of labels without training points do not change.
+            solution: The solution for the first points, from which training starts.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
@@ -218,7 +221,7 @@ class SparseRanker:
             keeps[earlier.n_labels :] = False
             candidates = np.where(keeps[np.minimum(candidates, n_labels)], n_labels, candidates)
         groups = group_pairs(candidates, labels)
-        weights, biases = fit_label_classifiers(
+        weights, biases, solution = fit_label_classifiers(
             features,
             None if embedding is None else unit_embedding(embedding),
             groups,
@@ -227,10 +230,12 @@ class SparseRanker:
             prune=min_weight,
             seed=seed,
             start=None if earlier is None else (earlier.label_rows(), earlier.biases),
+            solution=solution,
         )
         is_new = np.arange(len(biases)) >= (0 if earlier is None else earlier.n_labels)
         biases[is_new & (np.diff(groups[0]) == 0)] = UNSEEN_MARGIN
-        return cls.from_label_rows(weights, biases, weights.shape[1] - features.shape[1])
+        n_dense = weights.shape[1] - features.shape[1]
+        return cls.from_label_rows(weights, biases, n_dense), solution
 
     def score(
         self,

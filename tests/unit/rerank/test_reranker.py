@@ -237,7 +237,7 @@ def fit_ranker():
     features = csr_matrix(np.eye(3, dtype=np.float32))
     labels = csr_matrix(np.float32([[1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]))
     candidates = np.array([[0, 1], [0, 1], [1, 4]])
-    return SparseRanker.fit(features, None, candidates, labels, RerankConfig())
+    return SparseRanker.fit(features, None, candidates, labels, RerankConfig())[0]
 
 
 def test_a_label_without_training_pairs_gets_the_margin_of_a_negative():

@@ -44,7 +44,7 @@ def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost)
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
 
-    weights, biases = fit_label_classifiers(
+    weights, biases, _ = fit_label_classifiers(
         sparse,
         dense,
         group_pairs(candidates, labels),
@@ -72,8 +72,8 @@ def test_classifiers_that_go_on_stay_close_to_the_earlier_ones(problem):
     groups = group_pairs(candidates, labels)
     exact = {"tolerance": 1e-8, "max_iterations": 100_000}
 
-    weights, biases = fit_label_classifiers(sparse, dense, groups, start=start, **exact)
-    plain, _ = fit_label_classifiers(sparse, dense, groups, **exact)
+    weights, biases, _ = fit_label_classifiers(sparse, dense, groups, start=start, **exact)
+    plain, _, _ = fit_label_classifiers(sparse, dense, groups, **exact)
 
     for label, rows, signs in by_label(problem):
         mine = weights[label].toarray().ravel().astype(np.float64)
@@ -91,7 +91,7 @@ def test_a_label_without_pairs_keeps_its_earlier_classifier():
     groups = np.zeros(3, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int8)
 
     points = csr_matrix(np.eye(2, 3, dtype=np.float32)), np.ones((2, 1), np.float32)
-    weights, biases = fit_label_classifiers(*points, groups, start=start, prune=0.1)
+    weights, biases, _ = fit_label_classifiers(*points, groups, start=start, prune=0.1)
 
     assert weights.toarray().tolist() == start[0].toarray().tolist()
     assert biases.tolist() == [0.25, 1]
@@ -102,7 +102,7 @@ def test_the_logistic_loss_is_that_of_scikit_learn_on_the_same_rows(problem, cos
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
 
-    weights, biases = fit_label_classifiers(
+    weights, biases, _ = fit_label_classifiers(
         sparse,
         dense,
         group_pairs(candidates, labels),
@@ -120,13 +120,38 @@ def test_the_logistic_loss_is_that_of_scikit_learn_on_the_same_rows(problem, cos
         np.testing.assert_allclose(biases[label], theirs.intercept_[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
+def test_a_fit_with_more_points_starts_from_an_earlier_solution(problem, loss):
+    sparse, dense, candidates, labels = problem
+    n_before = N_POINTS - 30
+    groups, before = (
+        group_pairs(candidates, labels),
+        group_pairs(candidates[:n_before], labels[:n_before]),
+    )
+    exact = {"loss": loss, "tolerance": 1e-8, "max_iterations": 100_000}
+
+    *_, solution = fit_label_classifiers(sparse[:n_before], dense[:n_before], before, **exact)
+    weights, biases, known = fit_label_classifiers(
+        sparse, dense, groups, solution=solution, **exact
+    )
+    from_zero, same_biases, _ = fit_label_classifiers(sparse, dense, groups, **exact)
+    at_once, _, _ = fit_label_classifiers(
+        sparse, dense, groups, loss=loss, solution=known, max_iterations=1
+    )
+
+    assert (np.diff(before[0]) < np.diff(groups[0])).all()
+    np.testing.assert_allclose(weights.toarray(), from_zero.toarray(), atol=1e-5)
+    np.testing.assert_allclose(biases, same_biases, atol=1e-5)
+    np.testing.assert_allclose(at_once.toarray(), from_zero.toarray(), atol=1e-5)
+
+
 def test_the_usual_tolerance_ends_near_the_minimum(problem):
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
     groups = group_pairs(candidates, labels)
 
-    rough, rough_biases = fit_label_classifiers(sparse, dense, groups)
-    exact, biases = fit_label_classifiers(
+    rough, rough_biases, _ = fit_label_classifiers(sparse, dense, groups)
+    exact, biases, _ = fit_label_classifiers(
         sparse, dense, groups, tolerance=1e-8, max_iterations=100_000
     )
 
@@ -146,7 +171,7 @@ def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     before = numba.get_num_threads()
     for n_threads in (1, numba.config.NUMBA_NUM_THREADS):
         numba.set_num_threads(n_threads)
-        actual.append(fit_label_classifiers(sparse, dense, groups, prune=0.1))
+        actual.append(fit_label_classifiers(sparse, dense, groups, prune=0.1)[:2])
     numba.set_num_threads(before)
 
     (one, one_biases), (other, other_biases) = actual
@@ -164,8 +189,8 @@ def test_a_label_s_classifier_does_not_depend_on_the_other_labels(problem):
         signs[: starts[remaining]],
     )
 
-    weights, _ = fit_label_classifiers(sparse, dense, (starts, rows, signs))
-    few_weights, _ = fit_label_classifiers(sparse, dense, alone)
+    weights, _, _ = fit_label_classifiers(sparse, dense, (starts, rows, signs))
+    few_weights, _, _ = fit_label_classifiers(sparse, dense, alone)
 
     assert (weights[:remaining] != few_weights[:remaining]).nnz == 0
     assert few_weights[remaining:].nnz == 0
@@ -175,8 +200,8 @@ def test_another_seed_visits_points_in_another_order(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_label_classifiers(sparse, dense, groups, seed=0)
-    other, _ = fit_label_classifiers(sparse, dense, groups, seed=1)
+    one, _, _ = fit_label_classifiers(sparse, dense, groups, seed=0)
+    other, _, _ = fit_label_classifiers(sparse, dense, groups, seed=1)
 
     assert (one != other).nnz > 0
     np.testing.assert_allclose(one.toarray(), other.toarray(), atol=0.2)
@@ -186,8 +211,8 @@ def test_one_pass_stops_after_one_pass(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9, max_iterations=1)
-    many, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9)
+    one, _, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9, max_iterations=1)
+    many, _, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9)
 
     assert np.abs(one - many).max() > 0.05
 
@@ -197,7 +222,7 @@ def fit_one(signs):
     sparse = csr_matrix(np.eye(max(1, len(signs)), dtype=np.float32))
     labels = csr_matrix(np.array(signs or [-1])[:, None] > 0, dtype=np.float32)
     candidates = np.zeros((max(1, len(signs)), 1), dtype=np.int64) + (0 if signs else 1)
-    weights, biases = fit_label_classifiers(
+    weights, biases, _ = fit_label_classifiers(
         sparse,
         np.zeros((sparse.shape[0], 0), dtype=np.float32),
         group_pairs(candidates, labels),
@@ -229,7 +254,7 @@ def test_a_positive_that_is_no_candidate_is_learned_from():
     padding = np.ones((1, 1), dtype=np.int64)
     candidates = np.concatenate([padding, 0 * padding, padding])
 
-    weights, _ = fit_label_classifiers(
+    weights, _, _ = fit_label_classifiers(
         sparse,
         np.zeros((3, 0), dtype=np.float32),
         group_pairs(candidates, labels),
