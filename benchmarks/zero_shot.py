@@ -1,11 +1,12 @@
 """Measure labels that a model has never seen, and labels added with a few examples.
 
-    PYTHONPATH=src python3 benchmarks/zero_shot.py data/mesh-titles --out RUNS/zero-shot --seed 0
+    PYTHONPATH=src python3 benchmarks/zero_shot.py data/mesh-titles --out RUNS/zero-shot
 
-A tenth of the labels that have test points is hidden: their columns are removed from the training
-points, a model is trained on the rest (or loaded, if ``--out`` has one), and the hidden labels are
-added by their texts, with 0, 1 and 5 examples. A second tenth is hidden for tuning: with
-``--tune``, these labels and held-out training points are measured instead of the test points.
+For each seed, a tenth of the labels that have test points is hidden: their columns are removed
+from the training points, a model is trained on the rest (or loaded, if ``--out`` has one), and the
+hidden labels are added by their texts, with 0, 1 and 5 examples. For tuning, a second tenth of the
+labels is hidden, and 2,000 training points are set aside: with ``--tune``, these labels are
+measured on these points instead of the test points.
 
 ZS: points with a hidden label, ranking only hidden labels. GZS: all points, all labels; R@10 of
 seen and of hidden labels and their harmonic mean. Beside them: random; popularity, which knows the
@@ -13,7 +14,7 @@ hidden training counts; BM25 on names; with ``--encoder``, the cosine of a froze
 ``--one-vs-all``, a one-vs-all model of the seen labels; with ``--retrain 5``, a model that is
 trained again with up to 5 examples of each hidden label, instead of adding them. ``seen P@1``
 counts only seen labels as relevant, so that a correct hidden label on the first rank is a loss;
-P@1 of points without hidden labels is not. Models in ``--out`` are not trained again.
+P@1 of points without hidden labels is not. Means over the seeds are printed at the end.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from elias.rerank.sparse_ranker import unit_embedding
 from elias.text.vectorizer import words_of
 
 SHARE = 0.1
-VALIDATION = 2000
+TUNING_POINTS = 2000
 SHOTS = (0, 1, 5)
 
 
@@ -60,12 +61,12 @@ def select(corpus: Corpus, labels: np.ndarray, *, drop_empty: bool = False) -> C
     return replace(corpus.with_splits(**splits), label_names=names)
 
 
-def hold_out(corpus: Corpus, seed: int) -> Corpus:
+def set_aside(corpus: Corpus, seed: int) -> Corpus:
     """Return the corpus with some of its training points as validation points."""
     order = np.random.default_rng(seed).permutation(len(corpus.train))
-    rows = np.sort(order[:VALIDATION]), np.sort(order[VALIDATION:])
-    validation, rest = map(corpus.train.take, rows)
-    return corpus.with_splits(train=rest, validation=validation)
+    rows = np.sort(order[:TUNING_POINTS]), np.sort(order[TUNING_POINTS:])
+    points, rest = map(corpus.train.take, rows)
+    return corpus.with_splits(train=rest, validation=points)
 
 
 def few_examples(corpus: Corpus, labels: np.ndarray, count: int, seed: int) -> dict:
@@ -91,11 +92,21 @@ def with_examples(corpus: Corpus, hidden: np.ndarray, count: int, seed: int) -> 
     return corpus.with_splits(train=replace(corpus.train, labels=labels).take(rows))
 
 
-def embed(folder: str, *parts: list[str]) -> list[np.ndarray]:
-    """Return the embeddings of texts by a pretrained encoder, of length 1."""
-    config = EliasConfig().override({"encoder.model": folder}).resolve(len(parts[0]), 1)
-    encoder = build_encoder(config.encoder, None, None)
-    return [unit_embedding(embed_all(encoder, encoder.tokenize(part))) for part in parts]
+class FrozenEncoder:
+    """A pretrained encoder, which encodes each text once."""
+
+    def __init__(self, folder: str) -> None:
+        config = EliasConfig().override({"encoder.model": folder}).resolve(1, 1)
+        self.encoder = build_encoder(config.encoder, [], None)
+        self.known: dict[str, np.ndarray] = {}
+
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        """Return the embeddings of texts, of length 1."""
+        new = list({text: None for text in texts if text not in self.known})
+        if new:
+            embeddings = unit_embedding(embed_all(self.encoder, self.encoder.tokenize(new)))
+            self.known.update(zip(new, embeddings, strict=True))
+        return np.stack([self.known[text] for text in texts])
 
 
 def bm25(names: LabelTable, texts: list[str], k1: float = 1.2, b: float = 0.75) -> csr_matrix:
@@ -170,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--preset")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--encoder", help="folder of a pretrained encoder")
@@ -178,15 +189,34 @@ def main() -> None:
     parser.add_argument("--retrain", type=int, nargs="*", default=(), metavar="SHOTS")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    corpus = hold_out(load_corpus(args.corpus), args.seed)
-    novel, tuning = hide_labels(corpus, args.seed)
+    corpus = load_corpus(args.corpus)
+    frozen = FrozenEncoder(args.encoder) if args.encoder else None
+    split = "validation" if args.tune else "test"
+    results = [measure_seed(corpus, seed, split, frozen, args) for seed in args.seeds]
+    means = {}
+    for row, first in results[0].items():
+        means[row] = {key: np.mean([result[row][key] for result in results]) for key in first}
+        show(f"mean of {len(results)}, {row}", means[row])
+    write_json(args.out, f"zero_shot_{split}.json", {"seeds": results, "mean": means})
+
+
+def show(row: str, metrics: dict) -> None:
+    print(f"{row}: " + "  ".join(f"{k} {value:.2f}" for k, value in metrics.items()), flush=True)
+
+
+def measure_seed(
+    corpus: Corpus, seed: int, split: str, frozen: FrozenEncoder | None, args: argparse.Namespace
+) -> dict[str, dict]:
+    """Return the metrics of each row of the table for one seed."""
+    out = args.out / f"seed-{seed}"
+    corpus = set_aside(corpus, seed)
+    novel, tuning = hide_labels(corpus, seed)
     seen = np.setdiff1d(np.arange(corpus.n_labels), np.concatenate([novel, tuning]))
     config = EliasConfig.preset(args.preset) if args.preset else EliasConfig()
-    config = config.override({"seed": args.seed})
-    known = select(corpus, seen, drop_empty=True)
-    model, training_seconds = trained(known, config, args.out)
-    labels = tuning if args.tune else novel
-    split = "validation" if args.tune else "test"
+    config = config.override({"seed": seed})
+    known = select(corpus, seen, drop_empty=True).with_splits(validation=None)
+    model, training_seconds = trained(known, config, out)
+    labels = novel if split == "test" else tuning
     both = select(corpus, np.concatenate([seen, labels]))  # hidden labels come last
     hidden = np.arange(len(seen), both.n_labels)
     points = both.split(split)
@@ -197,8 +227,7 @@ def main() -> None:
     def report(name: str, gzs: Predictions, zs: Predictions, seconds: float = 0) -> None:
         results[name] = zero_shot(zs, both, split, hidden) | measure(gzs, both, split, hidden)
         results[name]["seconds"] = seconds
-        shown = "  ".join(f"{key} {value:.2f}" for key, value in results[name].items())
-        print(f"{name}: {shown}", flush=True)
+        show(f"seed {seed}, {name}", results[name])
 
     def only_hidden(matrix: csr_matrix) -> csr_matrix:
         part = matrix.tocsc(copy=True)
@@ -230,7 +259,7 @@ def main() -> None:
             ids[rows], scores[rows] = labels[top], np.take_along_axis(cosines, top, axis=1)
         return ranked(ids, scores)
 
-    random, every_label = np.random.default_rng(args.seed), np.arange(both.n_labels)
+    random, every_label = np.random.default_rng(seed), np.arange(both.n_labels)
     report("random", draw(every_label), draw(hidden))
     report("popularity", most_frequent(every_label), most_frequent(hidden))
     matches = bm25(both.label_table, texts)
@@ -239,17 +268,17 @@ def main() -> None:
         Predictions.from_csr(matches, 100, names),
         Predictions.from_csr(only_hidden(matches), 100, names),
     )
-    if args.encoder:
-        parts = embed(args.encoder, texts, both.label_table.texts())
+    if frozen is not None:
+        parts = frozen(texts), frozen(both.label_table.texts())
         report("frozen encoder", nearest(*parts, every_label), nearest(*parts, hidden))
     none = Predictions.from_csr(csr_matrix(shape, dtype=np.float32), 100, names)
     if args.one_vs_all:
-        every = EliasConfig().override({"seed": args.seed, "index.kind": "all"})
-        other, seconds = trained(known, every, args.out / "one-vs-all")
+        every = EliasConfig().override({"seed": seed, "index.kind": "all"})
+        other, seconds = trained(known, every, out / "one-vs-all")
         report("one-vs-all", other.predict(texts, top_k=100).among(names), none, seconds)
     report("before", model.predict(texts, top_k=100).among(names), none, training_seconds)
     for shots in SHOTS:
-        examples = few_examples(both, hidden, shots, args.seed)
+        examples = few_examples(both, hidden, shots, seed)
         start = time.perf_counter()
         larger = model.add_labels(both.label_table.take(hidden.tolist()), examples)
         seconds = time.perf_counter() - start
@@ -257,12 +286,12 @@ def main() -> None:
         alone = larger.predict(texts, top_k=100, only=hidden.tolist())
         report(f"{shots} examples", after, alone, seconds)
     for shots in args.retrain:
-        few = with_examples(both, hidden, shots, args.seed)
-        other, seconds = trained(few, config, args.out / f"retrained-{shots}")
+        few = with_examples(both, hidden, shots, seed).with_splits(validation=None)
+        other, seconds = trained(few, config, out / f"retrained-{shots}")
         after = other.predict(texts, top_k=100)
         alone = other.predict(texts, top_k=100, only=hidden.tolist())
         report(f"retrained, {shots} examples", after, alone, seconds)
-    write_json(args.out, f"zero_shot_{split}.json", results)
+    return results
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Split:
     """(N, D_bow) sparse features from the source, or None."""
     filters: NDArray[np.int64] | None = None
     """(M, 2) pairs (point, label) that must not be predicted, e.g. a product as similar to
-    itself."""
+    itself. `load_corpus` removes them from ``labels``."""
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
     rows: NDArray[np.int64] | None = None
@@ -87,6 +87,22 @@ class Split:
             groups=None if self.groups is None else self.groups[rows],
             rows=rows if self.rows is None else self.rows[rows],
         )
+
+
+    def without_filtered_labels(self) -> Split:
+        """Return the split without the labels of points that the filters exclude.
+
+        >>> labels = csr_matrix(np.float32([[1, 1]]))
+        >>> split = Split(labels=labels, texts=["cod"], filters=np.array([[0, 1]]))
+        >>> split.without_filtered_labels().labels.toarray().tolist()
+        [[1.0, 0.0]]
+        """
+        if self.filters is None or not len(self.filters):
+            return self
+        ones = np.ones(len(self.filters), dtype=np.float32)
+        is_filtered = csr_matrix((ones, tuple(self.filters.T)), shape=self.labels.shape) > 0
+        removed = self.labels.multiply(is_filtered)
+        return self if removed.nnz == 0 else replace(self, labels=csr_matrix(self.labels - removed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

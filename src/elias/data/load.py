@@ -171,6 +171,8 @@ def load_corpus(
     with nullcontext(_existing(source)) if is_path else as_parquet(source) as path:
         corpus, has_splits = _read(path, options, on_disk)
         check_corpus(corpus)
+        splits = {name: split.without_filtered_labels() for name, split in corpus.splits.items()}
+        corpus = corpus.with_splits(**splits)
         if label_table is None and path.is_dir():
             label_table = base.find_file(path, *LABEL_TABLE_FILES)
         if label_table is not None:

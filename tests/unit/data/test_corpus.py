@@ -111,3 +111,17 @@ def test_filters_move_with_the_points_that_are_taken():
 def test_a_split_that_is_missing_is_refused_with_those_that_exist():
     with pytest.raises(DataError, match="corpus: no test split; it has: train"):
         small().split("test")
+
+
+@pytest.mark.parametrize("on_disk", ["on", "off"])
+def test_a_filtered_label_of_a_point_is_not_relevant(tmp_path, on_disk):
+    split = Split(labels=csr_matrix(np.float32([[1, 1], [0, 1]])), texts=["red cod", "blue cod"])
+    corpus = Corpus(train=split, test=split, label_names=["fish", "law"])
+    convert(corpus, tmp_path / "data", "folder")
+    (tmp_path / "data" / "filter_labels_test.txt").write_text("0 0\n1 0\n")
+
+    read = load_corpus(tmp_path / "data", on_disk=on_disk)
+
+    assert read.train.labels.toarray().tolist() == [[1, 1], [0, 1]]
+    assert read.test.labels.toarray().tolist() == [[0, 1], [0, 1]]
+    assert read.test.labels.nnz == 2
