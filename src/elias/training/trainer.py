@@ -706,8 +706,12 @@ class Trainer:
         return labels_beside(model, few, texts, labels[rows])
 
     def _drop_unhelpful(self, model: Elias) -> None:
-        """Drop the components of the ranker that do not help on the held-out points."""
-        if model.reranker is None or not self._drops_unhelpful:
+        """Drop the components of the ranker that do not help on the held-out points.
+
+        Keep those of a model that is trained further: the held-out points may be training points of
+        that model, which flatters what was fitted to them.
+        """
+        if model.reranker is None or not self._drops_unhelpful or self._earlier_reranker():
             return
         metric = self.config.eval.select_by
         scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
