@@ -59,6 +59,7 @@ def test_labels_are_listed_with_their_examples(larger):
         "added": True,
     }
     assert "tin opener" in elias("labels", "list", larger).out
+    assert "red herring" in elias("labels", "list", larger, "--search", "kipper").out
 
 
 def test_labels_are_renamed_merged_and_removed(larger, tmp_path):

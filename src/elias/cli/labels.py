@@ -26,7 +26,7 @@ Label = Annotated[str, Argument(metavar="LABEL", help="Name, id or number of a l
 def list_labels(
     model: options.ModelPath,
     search: Annotated[
-        str, Option(metavar="WORDS", help="List only labels whose names contain these words.")
+        str, Option(metavar="WORDS", help="List only labels with these words in a name.")
     ] = "",
     limit: Annotated[int | None, Option(min=1, help="Maximum number of labels.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object per label.")] = False,

@@ -88,7 +88,6 @@ class Split:
             rows=rows if self.rows is None else self.rows[rows],
         )
 
-
     def without_filtered_labels(self) -> Split:
         """Return the split without the labels of points that the filters exclude.
 

@@ -4,7 +4,7 @@ An explanation shows the clusters through which each label was found, and the fa
 It can also show the effect of each word, measured by leaving the word out of the text (occlusion),
 and the exact weights of the text's n-grams in the ranker, which is linear.
 `GraphView` shows the labels of a cluster and the clusters of a label. `LabelSearch` finds labels by
-name.
+name or synonym.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from elias.inference.predict import (
 )
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
+from elias.labels import LabelTable
 from elias.model.batched import embed_all
 from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
@@ -505,33 +506,39 @@ def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor, count: int | None = N
 
 
 class LabelSearch:
-    """Search for labels by words in their names.
+    """Search for labels by words in their names and synonyms.
 
     >>> LabelSearch(["salt fish", "fish", "law", "shellfish"]).find("fish", 3)
     [1, 0, 3]
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = [name.casefold() for name in names]
+    def __init__(self, labels: Sequence[str]) -> None:
+        rows = LabelTable.of(labels).rows()
+        self._names = [
+            [form.casefold() for form in (name, *synonyms)] for name, _, synonyms, *_ in rows
+        ]
 
     def find(self, query: str, count: int) -> list[int]:
-        """Return the ids of up to ``count`` labels whose names contain every word of the query.
+        """Return the ids of up to ``count`` labels with a name that contains every word of a query.
 
         Names equal to the query come first, then names that start with the query, then names with
         a word that starts with the first word of the query, then all others. Within each group,
-        shorter names come first.
+        shorter names come first. A synonym counts as a name.
         """
         words = query.casefold().split()
         if not words:
             return list(range(min(count, len(self._names))))
         phrase = " ".join(words)
-        matches = [i for i, name in enumerate(self._names) if all(word in name for word in words)]
         word_start = re.compile(rf"\b{re.escape(words[0])}")
 
-        def rank(label: int) -> tuple[bool, bool, bool, int, int]:
-            name = self._names[label]
+        def rank(name: str) -> tuple[bool, bool, bool, int]:
             starts = name.startswith(phrase)
             in_name = starts or word_start.search(name) is not None
-            return name != phrase, not starts, not in_name, len(name), label
+            return name != phrase, not starts, not in_name, len(name)
 
-        return sorted(matches, key=rank)[:count]
+        ranks = {
+            label: min(map(rank, matching))
+            for label, names in enumerate(self._names)
+            if (matching := [name for name in names if all(word in name for word in words)])
+        }
+        return sorted(ranks, key=lambda label: (ranks[label], label))[:count]

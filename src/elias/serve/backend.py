@@ -66,7 +66,7 @@ class ServedModel:
         self.model = model
         self.members = model.members
         self.graphs = [GraphView(member.model) for member in self.members]
-        self.search = LabelSearch(model.label_names)
+        self.search = LabelSearch(model.label_table)
         self.loaded_at = time.time()
         self.batch_overhead = 0.0
         """Constant part of the duration of a batch, in seconds."""
