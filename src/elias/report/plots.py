@@ -1,4 +1,4 @@
-"""Draw line, bar, box, dot and scatter plots as SVG, for the report and the experiments.
+"""Draw line, bar, dot and scatter plots as SVG, for the report and the experiments.
 
     plot = Plot("Loss by epoch", Axis("epoch"), Axis("loss"))
     plot.line("training", [1, 2, 3], [3.0, 2.0, 1.0])
@@ -17,11 +17,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 WIDTH = 460.0
 """Width of a plot in SVG units. It is close to the width in pixels, so that text keeps its size."""
@@ -139,58 +138,27 @@ class Plot:
 
         If there is only one group, the value of each bar is written above it.
         """
-        values = self._add_groups(groups)
+        heights = {name: np.asarray(v, dtype=np.float64).tolist() for name, v in groups.items()}
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:
-            for series, name, height, left, width in self._slots(x, values):
-                title = f"{name}: {height:,.4g}"
-                yield _bar(left, 0.94 * width, y(0), y(height), series, title)
-                if len(values) == 1:
-                    middle, above = left + width / 2, y(height) - 4
-                    yield _text(number(height), middle, above, font_size=0.85 * FONT)
+            width = 0.76 * (x(1) - x(0)) / len(heights)
+            for series, (name, values) in enumerate(heights.items()):
+                for i, (category, height) in enumerate(zip(categories, values, strict=True)):
+                    if math.isfinite(height):
+                        left = x(i + 0.12) + series * width
+                        title = f"{name}, {category}: {height:,.4g}"
+                        yield _bar(left, 0.94 * width, y(0), y(height), series, title)
+                        if len(heights) == 1:
+                            middle, above = left + width / 2, y(height) - 4
+                            yield _text(number(height), middle, above, font_size=0.85 * FONT)
 
-        self._ys.append(0.0)
-        self._marks.append(draw)
-
-    def boxes(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add a box for each group and category of the x axis, unless its values are NaN.
-
-        A group has five increasing quantiles for each category: the ends of the whiskers, the ends
-        of the box and, in the middle, the median.
-        """
-        values = self._add_groups(groups)
-
-        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
-            for series, name, row, left, width in self._slots(x, values):
-                title = f"{name}: median {row[2]:.3g}, half from {row[1]:.3g} to {row[3]:.3g}"
-                lowest, low, median, high, highest = map(y, row)
-                paint, middle = colour(series), left + width / 2
-                yield element("path", d=f"M{middle:.1f} {lowest:.1f}V{highest:.1f}", stroke=paint)
-                style = {"fill_opacity": 0.35, "stroke": paint}
-                yield _bar(left + 0.1 * width, 0.8 * width, low, high, series, title, **style)
-                bar = f"M{left + 0.1 * width:.1f} {median:.1f}h{0.8 * width:.1f}"
-                yield element("path", d=bar, stroke="currentColor", stroke_width=2)
-
-        self._marks.append(draw)
-
-    def _add_groups(self, groups: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
-        arrays = {name: np.asarray(v, dtype=np.float64) for name, v in groups.items()}
-        for series, (name, values) in enumerate(arrays.items()):
+        categories = self.x.categories or ()
+        for series, (name, values) in enumerate(heights.items()):
             swatch = element("rect", x=-6, y=-5, width=12, height=10, rx=2, fill=colour(series))
             self._legend.append((name, swatch))
-            self._ys += values[np.isfinite(values)].tolist()
-        return arrays
-
-    def _slots(
-        self, x: Scale, groups: Mapping[str, NDArray[np.float64]]
-    ) -> Iterator[tuple[int, str, Any, float, float]]:
-        """Yield the series, name, value, left edge and width of each bar or box to draw."""
-        width = 0.76 * (x(1) - x(0)) / len(groups)
-        for series, (name, values) in enumerate(groups.items()):
-            for i, category in enumerate(self.x.categories or ()):
-                if np.isfinite(values[i]).all():
-                    left = x(i + 0.12) + series * width
-                    yield series, f"{name}, {category}", values[i].tolist(), left, width
+            self._ys += filter(math.isfinite, values)
+        self._ys.append(0.0)
+        self._marks.append(draw)
 
     def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
         """Add a histogram with a bar for each of ``counts``, between consecutive ``edges``."""
@@ -402,11 +370,9 @@ def _text_width(label: str) -> float:
     return len(label) * _LETTER_WIDTH
 
 
-def _bar(
-    left: float, width: float, bottom: float, top: float, series: int, title: str, **style: object
-) -> Markup:
+def _bar(left: float, width: float, bottom: float, top: float, series: int, title: str) -> Markup:
     box = {"x": left, "y": min(top, bottom), "width": width, "height": max(abs(bottom - top), 0.5)}
-    return element("rect", element("title", title), **box, fill=colour(series), **style)
+    return element("rect", element("title", title), **box, fill=colour(series))
 
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:

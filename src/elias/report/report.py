@@ -337,8 +337,11 @@ def recall_values(
         stage = {} if first == last else {f"{first}, score": quantiles[first]}
         quantiles = {**stage, f"{last}, probability": quantiles[last]}
     high = 1.0 if all(np.nanmax(q, initial=0.0) <= 1 for q in quantiles.values()) else None
-    boxes = Plot(f"{kinds} of true labels by decile (Fig. 4)", DECILE_AXIS, Axis(kind, 0.0, high))
-    boxes.boxes(quantiles)
+    deciles = Axis("label decile, most frequent first", 1.0, len(DECILES))
+    of_true = Plot(f"{kinds} of true labels by decile (Fig. 4)", deciles, Axis(kind, 0.0, high))
+    for name, by_decile in quantiles.items():
+        _, low, median, up, _ = by_decile.T
+        of_true.line(name, range(1, len(DECILES) + 1), median, band=(low, up))
     header = ["decile", *(f"{name} {q:.0%}" for name in quantiles for q in statistics.QUANTILES)]
     rows = list(zip(DECILES, *np.hstack(list(quantiles.values())).T, strict=True))
     return {
@@ -350,7 +353,7 @@ def recall_values(
         "curve": _curve_figure(curve, "k", ks, curves),
         "added": _decile_figure(title, Axis("percentage points", low=0.0), added),
         "within": _decile_figure("Recall within each label decile", percent, within, **true_labels),
-        "scores": Figure(boxes, header, rows),
+        "scores": Figure(of_true, header, rows),
     }
 
 

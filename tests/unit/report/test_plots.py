@@ -27,8 +27,6 @@ from elias.report.plots import (
 SVG = "{http://www.w3.org/2000/svg}"
 TITLE, DESCRIPTION = "A <title>", "What there is & was to see"
 X, Y = Axis("across"), Axis("up")
-DECILES = [str(i) for i in range(1, 11)]
-FIVE = np.tile([0.1, 0.2, 0.4, 0.6, 0.9], (10, 1))
 
 
 def plot_with(add, x=X, y=Y):
@@ -61,9 +59,6 @@ PLOTS = {
     "lines": plot_with(lambda p: p.line("a", [1, 2], [3, 4], band=([2, 3], [4, 5]))),
     "a point": plot_with(point_and_rule),
     "bars": plot_with(lambda p: p.bars({"a": [1, np.nan], "b": [2, 0]}), categories("x", "y")),
-    "boxes": plot_with(
-        lambda p: p.boxes({"a": FIVE, "b": np.full((10, 5), np.nan)}), categories(*DECILES)
-    ),
     "histogram": plot_with(lambda p: p.histogram([1, 3], [0, 2, 4])),
     "dots": plot_with(two_dots, Axis("%"), Axis("", categories=("first", "second"))),
     "scatter": scatter_plot(TITLE, DESCRIPTION, [("a", 0, [[1, 1]]), ("b", 1, [])]),
