@@ -135,6 +135,13 @@ def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out
 
 
 @njit(cache=True, fastmath=FASTMATH)
+def _add_one(row: Array, c: float, total: Array) -> None:
+    """Add a weighted row to ``total``. A coefficient read within the loop would not vectorise."""
+    for d in range(total.shape[0]):
+        total[d] += c * row[d]
+
+
+@njit(cache=True, fastmath=FASTMATH)
 def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> None:
     """Add four weighted rows to ``total`` in one pass over it."""
     r0, r1, r2, r3 = rows
@@ -167,9 +174,7 @@ def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> N
             j += 4
             continue
         if ids[j] < n_weights:
-            source = weight[ids[j]]
-            for d in range(total.shape[0]):
-                total[d] += c[j] * source[d]
+            _add_one(weight[ids[j]], c[j], total)
         j += 1
 
 
@@ -216,9 +221,7 @@ def _sum_groups(
             whole += (c[p0] + c[p1]) + (c[p2] + c[p3])
             j += 4
         while j < end:
-            source = vectors[rows[j]]
-            for d in range(total.shape[0]):
-                total[d] += c[positions[j]] * source[d]
+            _add_one(vectors[rows[j]], c[positions[j]], total)
             whole += c[positions[j]]
             j += 1
         sums[i] = whole
