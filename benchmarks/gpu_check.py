@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
-from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain
+from elias.kernels import (
+    Expansion,
+    IndexGradients,
+    label_logits,
+    path_log,
+    plain,
+    shortlist_bce,
+)
 from elias.kernels.adamw_state import (
     AdamWRates,
     History,
@@ -306,7 +313,8 @@ class Checks:
         poison(self.device)
         held = IndexGradients(None)
         leaves = [part.clone().requires_grad_() for part in (embedding, logs)]
-        loss = gpu_loss.label_loss(*leaves, weight, bias, labels, positives, held)
+        logits = gpu_rows.label_logits(leaves[0], weight, bias, labels, held)
+        loss = shortlist_bce(logits, leaves[1], labels, positives, size.labels)
         loss.backward()
         actual = loss.detach(), leaves[0].grad, held.take_pairs()[1], leaves[1].grad
         stored = labels < size.labels

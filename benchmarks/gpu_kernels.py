@@ -140,9 +140,9 @@ def classifiers(shape, model):
 
     def whole_loss(case):
         log_scores = -case.coefficients.abs()
-        gpu_loss.label_loss(
-            case.embedding, log_scores, weight, bias, case.found.labels, case.positives, None
-        )
+        z = gpu_rows.label_logits(case.embedding, weight, bias, case.found.labels)
+        gpu_loss.shortlist_bce(z, log_scores, case.found.labels, case.positives, shape.n_labels)
+        gpu_rows.gather_sum(z, weight, case.found.labels)
 
     return {
         "gather dot": lambda case: gpu_rows.gather_dot(

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from elias.inference.batch_predict import FileDone as FileDone
     from elias.inference.batch_predict import FileTask as FileTask
     from elias.inference.batch_predict import predict_file as predict_file
+    from elias.inference.edit_model import EdgeCount as EdgeCount
+    from elias.inference.edit_model import prune_edges as prune_edges
     from elias.inference.explain import ExplainedLabel as ExplainedLabel
     from elias.inference.explain import Explanation as Explanation
     from elias.inference.explain import LabelPath as LabelPath
     from elias.inference.explain import RankerTerm as RankerTerm
     from elias.inference.explain import WordEffect as WordEffect
     from elias.inference.predictor import Elias as Elias
-    from elias.inference.prune import EdgeCount as EdgeCount
-    from elias.inference.prune import prune_edges as prune_edges
     from elias.labels import LabelTable as LabelTable
     from elias.metrics import Metrics as Metrics
     from elias.metrics import evaluate as evaluate
@@ -58,7 +58,7 @@ _MODULES = {
     "elias.inference.batch_predict": "FileDone FileTask predict_file",
     "elias.inference.explain": "ExplainedLabel Explanation LabelPath RankerTerm WordEffect",
     "elias.inference.predictor": "Elias",
-    "elias.inference.prune": "EdgeCount prune_edges",
+    "elias.inference.edit_model": "EdgeCount prune_edges",
     "elias.labels": "LabelTable",
     "elias.metrics": (
         "Metrics evaluate f1_metrics hierarchy_metrics metrics_by_labels metrics_by_points"

@@ -17,8 +17,8 @@ import torch
 from e2e.commands import SOURCE, elias
 from elias.config import EliasConfig, EncoderConfig
 from elias.errors import DataError, ModelError
+from elias.inference.edit_model import prune_edges
 from elias.inference.predictor import Elias
-from elias.inference.prune import prune_edges
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph

@@ -7,7 +7,7 @@ import torch
 from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError
-from elias.inference.prune import prune_edges
+from elias.inference.edit_model import prune_edges
 
 SMALL = {
     "encoder.dim": 16,

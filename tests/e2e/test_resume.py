@@ -117,12 +117,12 @@ def stopped(stopped_run, tmp_path):
         (SMALL, [1], "stage1 epoch 1 step 1"),
         (SMALL, [5], "stage1 epoch 1 step 5"),  # the last of an epoch, not yet validated
         (SMALL, [8], "stage1 epoch 2 step 3"),
-        (SMALL, [12], "stage2 epoch 1 step 2"),  # inside a window of `index_every`
-        (SMALL, [18, 4, 1], "stage2 epoch 3 step 3"),  # the weights are averaged; three stops
+        (SMALL, [12], "stage2 epoch 1 step 3"),  # at the next update of the index (`index_every`)
+        (SMALL, [18, 2, 1], "stage2 epoch 3 step 5"),  # the weights are averaged; three stops
         (ALL, [7], "one-vs-all epoch 2 step 2"),
         (EVERY_LABEL, [7], "stage1 epoch 2 step 2"),
-        (EVERY_LABEL, [12], "stage2 epoch 1 step 2"),
-        (ENSEMBLE, [9, 24], "stage2 epoch 2 step 3"),  # in the first member, then in the second
+        (EVERY_LABEL, [12], "stage2 epoch 1 step 3"),
+        (ENSEMBLE, [9, 24], "stage2 epoch 3 step 2"),  # in the first member, then in the second
     ],
     ids=[
         "first",
@@ -178,7 +178,7 @@ def test_the_log_has_both_parts_of_a_resumed_run(stopped, corpus):
     train(corpus, SMALL, out=stopped, device="cpu")
 
     log = (stopped / "train.log").read_text()
-    assert log.index("stage1 epoch 1: loss") < log.index("resumed stage2 epoch 1 step 4")
+    assert log.index("stage1 epoch 1: loss") < log.index("resumed stage2 epoch 2 step 1")
 
 
 # what is refused
@@ -310,7 +310,7 @@ def test_a_damaged_checkpoint_is_skipped(stopped, corpus, finished, caplog, name
         train(corpus, SMALL, out=stopped, device="cpu")
 
     assert f"checkpoint {newest}" in caplog.text
-    assert "resumed stage2 epoch 1 step 2" in caplog.text
+    assert "resumed stage2 epoch 1 step 3" in caplog.text
     assert content(stopped) == content(finished(SMALL))
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, random_array
 
 import reference
-from elias.clustering import balanced_clusters, balanced_kmeans, label_centroids
+from elias import clustering
+from elias.clustering import balanced_clusters, label_centroids
 
 
 def random_centroids(n_labels, n_words, dim, known, seed):
@@ -92,8 +93,8 @@ def test_a_node_shared_among_threads_is_halved_as_one_thread_does(power, dim, se
 
     alone = balanced_clusters(sparse, dense, 4, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(balanced_kmeans, "_LARGE_NODE", 2)
-        patch.setattr(balanced_kmeans, "_BLOCKS", 3)
+        patch.setattr(clustering, "_LARGE_NODE", 2)
+        patch.setattr(clustering, "_BLOCKS", 3)
         shared = balanced_clusters(sparse, dense, 4, seed)
 
     np.testing.assert_array_equal(shared, alone)
@@ -110,5 +111,5 @@ def test_the_lowest_scores_are_the_first_of_a_stable_sort(scores, data):
     wanted[np.argsort(values, kind="stable")[:count]] = True
     n_changed = (wanted != chosen).sum()
 
-    assert balanced_kmeans._choose_lowest(values, count, chosen) == n_changed
+    assert clustering._choose_lowest(values, count, chosen) == n_changed
     np.testing.assert_array_equal(chosen, wanted)

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.errors import ConfigError
-from elias.inference.prune import edges_above, pruned_graph, strongest_edges_of
-from elias.model.graph import LabelGraph, partition_edges
+from elias.model.graph import (
+    LabelGraph,
+    edges_above,
+    partition_edges,
+    pruned_graph,
+    strongest_edges_of,
+)
 
 GRAPHS = {
     "n_labels": st.integers(1, 12),

@@ -9,7 +9,7 @@ encoder, and the position in the tensor.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from elias.distributed.sharded_linear import ShardedRows
 from elias.model.batched import BATCH_SIZE, evaluating
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
-from elias.text.batches import collate, to_device
+from elias.text.batches import Batch, TokenBatch, collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from elias.distributed.world import World
     from elias.model.elias import EliasModel, SearchSizes
     from elias.model.encoder import TextEncoder
-    from elias.text.batches import TokenBatch
     from elias.text.tokens import Tokens
 
 
@@ -113,7 +112,7 @@ def sum_rows(world: World, table: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedBatch:
+class ShardedBatch(Batch):
     """This process's share of a training batch."""
 
     tokens: TokenBatch
@@ -121,14 +120,6 @@ class ShardedBatch:
     """Number of points in the whole batch."""
     keys: Tensor
     """Dropout key of each point in this share (`KeyedDropout`)."""
-
-    def to(self, device: torch.device) -> ShardedBatch:
-        """Return the batch on a device."""
-        return replace(self, tokens=self.tokens.to(device), keys=to_device(self.keys, device))
-
-    def pin_memory(self) -> ShardedBatch:
-        """Return the batch in pinned memory."""
-        return replace(self, tokens=self.tokens.pin_memory(), keys=self.keys.pin_memory())
 
     def activate(self, model: EliasModel) -> KeyedDropout:
         """Store the size of the whole batch in the model, and return the dropout for this share."""

@@ -24,8 +24,8 @@ from elias.data.corpus import resolve_config
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
 from elias.experiments.runner import MS_PER_POINT, REMOVED, TRAIN_SECONDS, Plan, Row, Table, Task
+from elias.inference.edit_model import EdgeCount, prune_edges
 from elias.inference.predictor import Elias
-from elias.inference.prune import EdgeCount, prune_edges
 from elias.report.plots import Axis, Plot
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 

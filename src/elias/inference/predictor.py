@@ -18,7 +18,7 @@ from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError, DataError, did_you_mean
-from elias.inference.edit_labels import (
+from elias.inference.edit_model import (
     add_labels,
     example_texts,
     merge_labels,

@@ -245,22 +245,6 @@ class _ShortlistBCE(torch.autograd.Function):
         return grads[0] * by_logits, grads[0] * by_shortlist, None, None, None
 
 
-def label_loss(
-    embedding: Float[Tensor, "B D"],
-    shortlist_log: Float[Tensor, "B K"],
-    weight: Float[Tensor, "L D"],
-    bias: Float[Tensor, " L"],
-    labels: Int[Tensor, "B K"],
-    positives: Int[Tensor, "B Y"],
-    gradients: IndexGradients,
-) -> Float[Tensor, ""]:
-    """Return the `shortlist_bce` of `label_logits`, as one autograd operation. Requires Triton.
-
-    The backward pass adds the gradient of the classifiers to ``gradients``.
-    """
-    return _gpu().label_loss(embedding, shortlist_log, weight, bias, labels, positives, gradients)
-
-
 @torch.no_grad()
 def product(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
     """Return ``left @ right``, rounded to bfloat16 on CPUs that have instructions for it."""

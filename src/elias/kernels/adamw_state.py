@@ -9,7 +9,7 @@ dense AdamW also moves an untouched row by its old momentum; lazy AdamW does not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,29 +95,6 @@ class IndexGradients:
     def take_last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return and remove the pairs of the last backward pass."""
         return self.pairs.pop()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all gradients by name, for a checkpoint."""
-        tensors = {
-            f"pairs.{number}.{part}": tensor
-            for number, pair in enumerate(self.pairs)
-            for part, tensor in enumerate(pair)
-        }
-        if self.by_edge is not None and self.touched is not None:
-            tensors |= {"by_edge": self.by_edge, "touched": self.touched}
-        return tensors
-
-    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the gradients from a dict that `state` returned."""
-        if self.by_edge is not None and self.touched is not None:
-            self.by_edge.copy_(state["by_edge"])
-            self.touched.copy_(state["touched"])
-        self.pairs = []
-        for number in range(sum(name.startswith("pairs.") for name in state) // 3):
-            labels, coefficients, embedding = (
-                state[f"pairs.{number}.{part}"].to(device) for part in range(3)
-            )
-            self.pairs.append((labels, coefficients, embedding))
 
 
 class History:

@@ -19,8 +19,6 @@ _LAST_ID = 2**31 - 1
 _MAX_DENSE_LOGITS = 2**30  # up to this many B·L logits, one dense product is faster than gathering
 _MAX_GATHERED = 2**27  # for more logits, number of weights gathered at a time
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
-_MAX_EXACT_LOGIT = 15.0  # up to this logit, 1−p is accurate without log space
-_SLOTS_PER_CHUNK = 2**17  # shortlist slots per chunk; each needs a dozen temporary values
 
 
 def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
@@ -149,59 +147,24 @@ def shortlist_bce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss over all shortlists and its gradients with respect to z and log ŷ.
 
-    Rows are processed in chunks to save memory.
+    Everything is computed in log space, so that neither the loss nor its gradients overflow.
     """
     stored = labels < n_labels
     position = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
     relevant = (positives.gather(1, position) == labels) & stored
-    by_logits, by_shortlist = torch.empty_like(logits), torch.empty_like(logits)
-    loss = logits.new_zeros(())
-    n_rows = max(1, _SLOTS_PER_CHUNK // max(1, logits.shape[1]))
-    for i in range(0, len(logits), n_rows):
-        rows = slice(i, i + n_rows)
-        parts = _negatives_loss(logits[rows], shortlist_log[rows])
-        _fix_exceptions(parts, logits[rows], shortlist_log[rows], relevant[rows])
-        losses, by_logits[rows], by_shortlist[rows] = (part.mul_(stored[rows]) for part in parts)
-        loss += losses.sum()
-    return loss, by_logits, by_shortlist
-
-
-def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss −log(1−p), p = σ(z)·ŷ, and its gradients with respect to z and log ŷ.
-
-    The results are accurate for z ≤ 15. `_fix_exceptions` computes the other slots.
-    """
-    small = torch.exp(-z.abs())
-    larger = 1 / (1 + small)
-    smaller = small.mul_(larger)
-    positive = z >= 0
-    hit = torch.where(positive, larger, smaller)  # σ(z)
-    miss = torch.where(positive, smaller, larger)  # σ(−z)
-    rest = torch.expm1(shortlist_log).neg_()  # 1−ŷ
-    not_p = torch.addcmul(miss, hit, rest)
-    odds = hit.mul_(shortlist_log.exp()).div_(not_p)
-    return not_p.log().neg_(), miss.mul_(odds), odds
-
-
-def _fix_exceptions(
-    parts: tuple[Tensor, Tensor, Tensor], z: Tensor, shortlist_log: Tensor, relevant: Tensor
-) -> None:
-    """Recompute ``parts`` in log space, in place, for positive labels and for z > 15.
-
-    ``parts`` is the result of `_negatives_loss`.
-    """
-    exceptions = relevant | (z > _MAX_EXACT_LOGIT)
-    z, shortlist_log, relevant = (part[exceptions] for part in (z, shortlist_log, relevant))
-    log_hit, log_miss = logsigmoid(z), logsigmoid(-z)
+    log_hit, log_miss = logsigmoid(logits), logsigmoid(-logits)
     log_p = log_hit + shortlist_log
     log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
     log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
     log_odds = log_p - log_not_p  # log(p / (1−p))
     odds = log_odds.clamp(max=_MAX_EXPONENT).exp()
-    loss, by_logits, by_shortlist = parts
-    loss[exceptions] = torch.where(relevant, -log_p, -log_not_p)
-    by_logits[exceptions] = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
-    by_shortlist[exceptions] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
+    loss = torch.where(relevant, -log_p, -log_not_p)
+    by_logits = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
+    by_shortlist = odds.masked_fill(relevant, -1)
+    loss, by_logits, by_shortlist = (
+        part.masked_fill(~stored, 0) for part in (loss, by_logits, by_shortlist)
+    )
+    return loss.sum(), by_logits, by_shortlist
 
 
 def every_label_bce(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from elias.errors import ConfigError
 from elias.kernels import edge_log
 from elias.kernels.cpu.search import OrderedEdges, order_edges
 from elias.kernels.plain import log_shares
@@ -138,3 +139,103 @@ def partition_edges(assignment: Int[Tensor, " L"], n_clusters: int) -> Int[Tenso
     clusters = assignment[order]
     edges[clusters, torch.arange(n_labels) - starts[clusters]] = order
     return edges
+
+
+# --- edited copies of a graph ---
+
+
+@torch.no_grad()
+def edges_above(graph: LabelGraph, threshold: float) -> Bool[Tensor, "C E"]:
+    """Return a mask of the edges whose score ŝ_{c,ℓ} is at least ``threshold``."""
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold must be in [0, 1], like the edge scores, not {threshold}")
+    return (graph.edge_log_scores().exp() >= threshold) & _is_edge(graph)
+
+
+@torch.no_grad()
+def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
+    """Return a mask of the ``count`` strongest edges of each cluster.
+
+    Edges are sorted by β·softmax before min(1, ·), so that edges with the maximum score of 1 are
+    ordered too. Ties are broken by slot.
+    """
+    if count < 1:
+        raise ConfigError(f"top_k, the edges to keep per cluster, must be >= 1, not {count}")
+    order = graph.unsaturated_log().argsort(dim=1, descending=True, stable=True)
+    strong = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :count], True)
+    return strong & _is_edge(graph)
+
+
+@torch.no_grad()
+def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
+    """Return the graph with only the ``strong`` edges and the strongest edge of each label.
+
+    The scores ŝ_{c,ℓ} of the remaining edges do not change, because the softmax still includes the
+    removed edges of the cluster. The new graph has as few slots per cluster as possible. Empty
+    slots hold L.
+    """
+    if not graph.learned:
+        raise ConfigError("the model has no learned graph, so there are no edges to prune")
+    # a label without edges could never be predicted
+    clusters = torch.arange(graph.n_clusters, device=graph.edge_labels.device).unsqueeze(1)
+    labels = graph.edge_labels.clamp(max=graph.n_labels - 1)
+    is_best = graph.strongest_parents()[labels] == clusters
+    remains = (strong | is_best) & _is_edge(graph)
+    removed = ~remains & _is_edge(graph)
+    order = remains.int().argsort(dim=1, descending=True, stable=True)
+    order = order[:, : int(remains.sum(dim=1).max())]
+    filled = remains.gather(1, order)
+    return LabelGraph(
+        graph.edge_labels.gather(1, order).masked_fill(~filled, graph.n_labels),
+        graph.n_labels,
+        graph.beta,
+        edge_logits=graph.edge_logits.detach().gather(1, order).masked_fill(~filled, 0.0),
+        removed_log=log_weight_of_removed(graph, removed),
+    )
+
+
+def _is_edge(graph: LabelGraph) -> Bool[Tensor, "C E"]:
+    """Return a mask of the slots that hold an edge."""
+    return graph.edge_labels < graph.n_labels
+
+
+@torch.no_grad()
+def relabel_graph(graph: LabelGraph, new_ids: Tensor, n_labels: int) -> LabelGraph:
+    """Return the graph with other label ids, where -1 removes a label.
+
+    The remaining edges keep their scores. Edges of a cluster to labels with the same new id become
+    one edge, whose softmax weight is the sum of theirs.
+    """
+    lookup = torch.cat([new_ids, new_ids.new_full((1,), -1)]).to(graph.edge_labels.device)
+    labels, logits = lookup[graph.edge_labels], graph.edge_logits.detach().float().clone()
+    removed = (labels < 0) & (graph.edge_labels < graph.n_labels)
+    labels = labels.masked_fill(labels < 0, n_labels)
+    removed_log = log_weight_of_removed(graph, removed) if graph.learned else graph.removed_log
+    # sort the slots of each cluster by label, and add every edge to the next one of its label
+    order = labels.argsort(dim=1, stable=True)
+    labels, logits = labels.gather(1, order), logits.gather(1, order)
+    for slot in range(1, labels.shape[1]):
+        same = (labels[:, slot] == labels[:, slot - 1]) & (labels[:, slot] < n_labels)
+        joined = torch.logaddexp(logits[:, slot], logits[:, slot - 1])
+        logits[:, slot] = torch.where(same, joined, logits[:, slot])
+        labels[:, slot - 1] = labels[:, slot - 1].masked_fill(same, n_labels)
+    return LabelGraph(
+        labels,
+        n_labels,
+        graph.beta,
+        edge_logits=logits.masked_fill(labels >= n_labels, 0) if graph.learned else None,
+        removed_log=removed_log,
+    )
+
+
+def log_weight_of_removed(
+    graph: LabelGraph, removed: Bool[Tensor, "C E"]
+) -> Float[Tensor, " C"] | None:
+    """Return `LabelGraph.removed_log` after some more edges of a graph are removed."""
+    if not removed.any():
+        return graph.removed_log
+    logits = graph.edge_logits.detach().float()
+    total = logits.masked_fill(~removed, -torch.inf).logsumexp(dim=1)
+    if graph.removed_log is not None:
+        total = torch.logaddexp(total, graph.removed_log)
+    return total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elias.kernels import IndexGradients, label_loss, shortlist_bce
+from elias.kernels import IndexGradients, shortlist_bce
 
 if TYPE_CHECKING:
     from elias.model.elias import LinearRows
@@ -43,10 +43,6 @@ def classification_loss(
     in each row. The loss is computed in float32; neither it nor its gradients overflow. If
     ``gradients`` is given, it receives the gradient of W_L.
     """
-    if rows.whole and gradients is not None:
-        return label_loss(
-            embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
-        )
     logits = rows.logits(embedding, labels, gradients)
     return shortlist_bce(logits, shortlist_log, labels, positives, n_labels)
 

@@ -23,8 +23,8 @@ _LENGTH_MULTIPLE = 8
 _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
-class _Batch:
-    """Base class of batches, which are dataclasses with tensors."""
+class Batch:
+    """Base class of batches, which are dataclasses with tensors and other batches."""
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on a device."""
@@ -36,14 +36,19 @@ class _Batch:
 
     def _map(self, copy: Callable[[Tensor], Tensor]) -> Self:
         batch: Any = self
-        values = {field.name: getattr(self, field.name) for field in fields(batch)}
-        tensors = {name: copy(v) for name, v in values.items() if isinstance(v, Tensor)}
-        copied: Self = replace(batch, **tensors)
+        copies: dict[str, Any] = {}
+        for field in fields(batch):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                copies[field.name] = copy(value)
+            elif isinstance(value, Batch):
+                copies[field.name] = value._map(copy)
+        copied: Self = replace(batch, **copies)
         return copied
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBatch(_Batch):
+class TokenBatch(Batch):
     """The tokens of B texts, concatenated."""
 
     ids: Int[Tensor, " tokens"]
@@ -62,7 +67,7 @@ class TokenBatch(_Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedBatch(_Batch):
+class PaddedBatch(Batch):
     """The tokens of B texts, each padded to the same length T."""
 
     ids: Int[Tensor, "B T"]

@@ -390,7 +390,7 @@ def is_row(name: str) -> bool:
     >>> [is_row(name) for name in ("model.labels.bias", "model.clusters.bias")]
     [True, False]
     """
-    return ".labels." in name and ".gradient." not in name
+    return ".labels." in name
 
 
 def _shard_name(rank: int, size: int) -> str:
@@ -458,8 +458,7 @@ def read_tensors(folder: Path, world: World) -> dict[str, Tensor]:
             tensors[name] = _own_rows([file], name, world) if is_split else file.get_tensor(name)
     shards = [safe_open(path, framework="pt") for path in sorted(folder.glob("rows-*.safetensors"))]
     names = shards[0].keys() if shards else []  # type: ignore[no-untyped-call]
-    tensors |= {name: _own_rows(shards, name, world) for name in names}
-    return tensors if world.size == 1 else _split_gradients(tensors, world)
+    return tensors | {name: _own_rows(shards, name, world) for name in names}
 
 
 def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
@@ -475,35 +474,6 @@ def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
             is_own = labels % world.size == world.rank
             rows[labels[is_own] // world.size] = chunk[is_own]
     return rows
-
-
-def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Keep only this process's part of the pending gradients of a checkpoint.
-
-    The checkpoint was written by a single process, because only then can gradients be pending.
-    Gradients of W_L are split by label. All other gradients are later summed over processes, so
-    only rank 0 keeps them.
-    """
-    n_rows = len(tensors["model.labels.bias"])
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        _, is_gradient, parameter = name.partition(".gradient.")
-        if is_gradient and parameter.startswith("labels."):
-            key, _, part = name.rpartition(".")
-            labels = tensors[f"{key}.indices"]
-            is_own = labels[0] % world.size == world.rank
-            parts = {"indices": labels[:, is_own] // world.size}
-            result[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
-        elif ".index.gradients." in name and ".pairs." in name:
-            if name.endswith(".0"):  # label ids; labels of other processes become padding
-                is_own = tensor % world.size == world.rank
-                tensor = torch.where(is_own, tensor // world.size, n_rows)
-            result[name] = tensor
-        elif not (is_gradient or ".index.gradients." in name) or world.rank == 0:
-            result[name] = tensor
-        elif ".index." in name:
-            result[name] = torch.zeros_like(tensor)
-    return result
 
 
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:

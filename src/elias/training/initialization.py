@@ -22,12 +22,11 @@ from scipy.sparse import csr_matrix
 from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
-from elias.inference.edit_labels import relabel_graph
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.batched import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder, build_encoder
-from elias.model.graph import LabelGraph, partition_edges
+from elias.model.graph import LabelGraph, partition_edges, relabel_graph
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
 from elias.rerank.sparse_ranker import unit_embedding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from elias.kernels.one_vs_all import LabelUpdate
     from elias.model.elias import EliasModel, LinearRows
 
+
+logger = logging.getLogger(__name__)
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -249,20 +252,14 @@ class _KernelUpdate(ParameterUpdate):
             variances, history = (variance, bias_variance), self._label_history
             apply_pending_decay(weight, means, variances, last_step, history)
 
-    def _moments(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         tables = (("labels", self.label_state), ("edges", self._edge_state or ()))
         return {f"{name}.{i}": t for name, state in tables for i, t in enumerate(state)}
-
-    def state(self) -> dict[str, Tensor]:
-        return add_prefix("gradients.", self.gradients.state()) | self._moments()
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
         self._label_history.replay(_scaled(self._label_rates, scale) for scale in scales)
         self._edge_history.replay(_scaled(self._edge_rates, scale) for scale in scales)
-        device = self._model.labels.weight.device
-        self.gradients.restore(strip_prefix("gradients.", state), device)
-        for name, tensor in self._moments().items():
-            tensor.copy_(state[name])
+        super().restore(state, scales)
 
 
 class ChunkedUpdate(ParameterUpdate):
@@ -335,14 +332,14 @@ class _UpdateGroup:
             update.step(scale)
 
     def state(self) -> dict[str, Tensor]:
-        scales = torch.tensor(self._scales, dtype=torch.float64)
-        state = {"waited": torch.tensor(self.n_pending), "scales": scales}
+        state = {"scales": torch.tensor(self._scales, dtype=torch.float64)}
         for update in self.updates:
             state |= add_prefix(update.prefix, update.state())
         return state
 
     def restore(self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None) -> None:
-        self.n_pending = int(state["waited"])
+        if int(state.get("waited", 0)):  # older versions saved the gradients
+            logger.warning("the gradients since the last update of the index are not restored")
         if "scales" in state:
             self._scales = state["scales"].tolist()
         else:  # a checkpoint of an older version
@@ -439,15 +436,15 @@ class Optimizer:
                 update.apply_pending_decay()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the optimizer state as named tensors, which are not copied."""
+        """Return the optimizer state as named tensors, which are not copied.
+
+        Accumulated gradients are not part of it, so there must be none (`has_pending_gradients`).
+        """
         state = {"steps": torch.tensor(self.steps)}
         for i, group in enumerate(self._groups):
             state |= add_prefix(f"part.{i}.", group.state())
         if self.chunked is not None:
             state |= add_prefix(self.chunked.prefix, self.chunked.state())
-        for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None:  # accumulated since the last update (`index_every`)
-                state |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
         return state
 
     @torch.no_grad()
@@ -464,9 +461,6 @@ class Optimizer:
             group.restore(strip_prefix(f"part.{i}.", state), scale_at)
         if self.chunked is not None:
             self.chunked.restore(strip_prefix(self.chunked.prefix, state), [])
-        for name, parameter in self._model.named_parameters():
-            parts = strip_prefix(f"gradient.{name}.", state)
-            parameter.grad = _restored_gradient(parts, parameter) if parts else None
 
 
 class WeightAverage:
@@ -508,30 +502,3 @@ class WeightAverage:
                 current = parameter.detach().to(torch.float32, copy=True)
                 parameter.copy_(self._mean[name])
                 self._mean[name] = current
-
-
-def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
-    """Return a gradient as named tensors.
-
-    A sparse gradient is not coalesced, so that its values are later summed in the same order.
-    """
-    if not gradient.is_sparse:
-        return {"dense": gradient}
-    return {
-        "indices": gradient._indices(),
-        "values": gradient._values(),
-        "coalesced": torch.tensor(gradient.is_coalesced()),
-    }
-
-
-def _restored_gradient(parts: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
-    if "dense" in parts:
-        return parts["dense"].to(parameter.device)
-    return torch.sparse_coo_tensor(
-        parts["indices"],
-        parts["values"],
-        parameter.shape,
-        device=parameter.device,
-        is_coalesced=bool(parts["coalesced"]),
-        check_invariants=True,
-    )

@@ -440,8 +440,8 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Let `keep` write a checkpoint, unless W_L is sharded and gradients are accumulated."""
-        if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
+        """Let `keep` write a checkpoint, unless gradients wait for an update of the index."""
+        if self.keep is None or self._optimizer.has_pending_gradients:
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch))

@@ -29,7 +29,7 @@ from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError
-from elias.inference.edit_labels import labels_beside
+from elias.inference.edit_model import labels_beside
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
@@ -136,6 +136,20 @@ class Trainer:
         """Training points used for vocabulary, clusters and initialisation; None for all points."""
         self.continued = init_from if init_from and keeps_labels(init_from, corpus) else None
         """``init_from`` if its labels are the first ones of the corpus, else None."""
+        given, n_trained = (
+            np.bincount(split.labels.indices, minlength=corpus.n_labels)
+            for split in (corpus.train, train)
+        )
+        self.label_counts = n_trained
+        """Number of training points of each label (L,)."""
+        self.is_earlier = np.zeros(corpus.n_labels, dtype=bool)
+        """True for the labels in the index of ``continued`` (L,)."""
+        if self.continued is not None:
+            self.is_earlier[: self.continued.model.n_labels] = True
+            if self.continued.added is not None:
+                self.is_earlier[self.continued.added.labels] = False
+        self.is_held_out = (n_trained == 0) & (given > 0) & ~self.is_earlier
+        """True for other labels whose training points are all held out (L,)."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
@@ -155,7 +169,7 @@ class Trainer:
         n_members = self.ensemble_config.ensemble.members
         run, world = self.ensemble_run, self.world
         members, n_finished, checkpoint = resume(run, n_members, self.device, world)
-        predictions: list[dict[str, Predictions] | None] = [None] * len(members)
+        predictions = world.run_on_rank0(lambda: list(map(self._predict_member, members))) or []
         gpus = [self.device.index or 0] if self.device.type == "cuda" else []
         for number in range(n_finished, n_members):
             self._start_member(number)
@@ -231,7 +245,7 @@ class Trainer:
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
         if self.continued is not None:  # the earlier model was trained on the texts of its labels
-            copies[self._earlier_labels()] = 0
+            copies[self.is_earlier] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
         reads_label_texts = isinstance(encoder, BagEncoder)  # not measured with a transformer
@@ -277,6 +291,37 @@ class Trainer:
             validates="validation" in self.splits,
         ).check(ignore=self.ignore_memory)
 
+    def _report_data(self) -> None:
+        """Record the sizes of the data; warn of labels without points and of truncated texts."""
+        train = self.splits["train"]
+        is_empty = self.label_counts == 0
+        n_empty, n_earlier, n_held_out = (
+            int(mask.sum()) for mask in (is_empty, is_empty & self.is_earlier, self.is_held_out)
+        )
+        self.run.record(
+            "data",
+            points={name: len(tokens) for name, tokens in self.tokens.items()},
+            labels=self.corpus.n_labels,
+            labels_without_points=n_empty,
+            setup_points=len(train) if self.setup is None else len(self.setup),
+            truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
+            source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
+            reading=dict(self.corpus.reading),
+        )
+        for hint in training_hints(train, self.corpus.n_labels):
+            logger.warning("%s", hint)
+        of_all = f"of {len(is_empty):,} labels have"
+        if n_unseen := n_empty - n_earlier - n_held_out:
+            message = "%s %s no training points and are predicted by their names"
+            logger.warning(message, f"{n_unseen:,}", of_all)
+        if n_held_out:
+            message = "%s %s only held-out points and are not learned"
+            logger.info(message, f"{n_held_out:,}", of_all)
+        if n_earlier:
+            message = "%s %s points only in the earlier training and keep their classifiers"
+            logger.info(message, f"{n_earlier:,}", of_all)
+        warn_of_truncation(self.tokens, self.encoder, train.texts)
+
     def _starting_model(self) -> EliasModel | None:
         """Return a copy of ``init_from`` with the new labels of the corpus, or None.
 
@@ -286,8 +331,8 @@ class Trainer:
             return None
         model = copy.deepcopy(self.continued.model)
         model.encoder = self.encoder
-        is_new = ~self._earlier_labels()
-        if is_new[model.n_labels :].any() or (is_new & (self._label_counts() > 0)).any():
+        is_new = ~self.is_earlier
+        if is_new[model.n_labels :].any() or (is_new & (self.label_counts > 0)).any():
             self.encoder.to(self.device)
             self.encoder.prepare(self.device)
             with self.run.timed("new labels"):
@@ -318,10 +363,12 @@ class Trainer:
         model, partition = init_from, self._partition_of(init_from)
         if resumed is None:
             first = self._first_stage(init_from)
-            self._warn_of_unused(first, init_from)
+            before = init_from if self.continued is None else self.continued.model
+            warn_of_unused_settings(self.config, first, before)
         else:
             first = resumed.metadata["position"]
-            model, partition = self._restore(resumed)
+            model = self._rebuild(resumed)
+            self.earlier, partition = restore_state(resumed, self.device)
             if "epoch" in resumed.metadata:
                 self._train_stage(model, first, partition, resumed)
             first += 1
@@ -343,6 +390,33 @@ class Trainer:
         model = self._better_stage(model)
         model.labels.float()
         return self._gathered(model)
+
+    def _first_stage(self, init_from: EliasModel | None) -> int:
+        """Return the position of the first stage to train."""
+        learning = [i for i, stage in enumerate(self.config.stages) if stage.learn_graph]
+        if init_from is None or not init_from.graph.learned or not learning or learning[0] == 0:
+            return 0
+        skipped = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
+        logger.info("%s is skipped, because the initial model has a learned graph", skipped)
+        return learning[0]
+
+    def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
+        """Return the cluster of each label of a model with a fixed graph of the configured size.
+
+        Return None for any other model.
+        """
+        index = self.config.index
+        if (
+            model is None
+            or model.graph.learned
+            or isinstance(model, OneVsAll)
+            or model.graph.n_clusters != index.n_clusters
+        ):
+            return None
+        parents = model.graph.strongest_parents().cpu().numpy()
+        new = np.flatnonzero(parents == model.graph.n_clusters)  # labels without edges
+        parents[new] = np.arange(len(new)) % model.graph.n_clusters
+        return np.asarray(parents)
 
     def _train_by_contrast(self) -> None:
         """Train a bag encoder on label texts before the first stage, on rank 0.
@@ -424,73 +498,6 @@ class Trainer:
             self.initializer.init_learned_graph(model, partition, stage, position)
         return model, partition
 
-    def _gathered(self, model: EliasModel) -> EliasModel:
-        """Gather the label classifiers W_L on rank 0, on the CPU if they do not fit on the GPU."""
-        whole = model.labels.gathered() if isinstance(model.labels, ShardedRows) else None
-        if whole is None:
-            return model
-        model.labels = whole
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            if whole.weight.nbytes > _MAX_FILLED * free:
-                logger.warning("the ranker is trained on the CPU, because W_L exceeds GPU memory")
-                return model.to("cpu")
-        return model.to(self.device)
-
-    def _first_stage(self, init_from: EliasModel | None) -> int:
-        """Return the position of the first stage to train."""
-        learning = [i for i, stage in enumerate(self.config.stages) if stage.learn_graph]
-        if init_from is None or not init_from.graph.learned or not learning or learning[0] == 0:
-            return 0
-        skipped = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
-        logger.info("%s is skipped, because the initial model has a learned graph", skipped)
-        return learning[0]
-
-    def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Warn of settings that learning a graph or training a model further does not use."""
-        for stage in self.config.stages[first:]:
-            defaults = {"keep_encoder": True, "cluster_with_encoder": False}
-            changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
-            unused = [f"stages.{stage.name}.{key}" for key in changed]
-            if stage.learn_graph and unused:
-                logger.warning(
-                    "%s: this has no effect, because a stage that learns the graph reuses the "
-                    "encoder and the clusters of the previous stage",
-                    ", ".join(unused),
-                )
-        if init_from is None or not self.config.stages[first].learn_graph:
-            return
-        before = init_from if self.continued is None else self.continued.model  # without new edges
-        used, graph = {"alpha": before.alpha}, before.graph
-        if graph.learned:
-            n_clusters, n_edges = graph.edge_labels.shape
-            used |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges, "beta": graph.beta}
-        differ = [key for key, value in used.items() if getattr(self.config.index, key) != value]
-        if differ:
-            logger.warning(
-                "%s: this has no effect, because the initial model keeps its own values (%s)",
-                ", ".join(f"index.{key}" for key in differ),
-                ", ".join(f"{used[key]:g}" for key in differ),
-            )
-
-    def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
-        """Return the cluster of each label of a model with a fixed graph of the configured size.
-
-        Return None for any other model.
-        """
-        index = self.config.index
-        if (
-            model is None
-            or model.graph.learned
-            or isinstance(model, OneVsAll)
-            or model.graph.n_clusters != index.n_clusters
-        ):
-            return None
-        parents = model.graph.strongest_parents().cpu().numpy()
-        new = np.flatnonzero(parents == model.graph.n_clusters)  # labels without edges
-        parents[new] = np.arange(len(new)) % model.graph.n_clusters
-        return np.asarray(parents)
-
     def _train_stage(
         self,
         model: EliasModel,
@@ -537,6 +544,53 @@ class Trainer:
             if checkpoints is not None:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
+    def _validate(self, model: EliasModel) -> dict[str, float]:
+        """Return the metrics on the validation points after an epoch."""
+        names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
+        candidates = self._search(model, "validation", EVALUATED)
+        predictions = self._stage_predictions(model, candidates)
+        warn_of_collapse(predictions, self.splits["validation"].labels)
+        return self.world.broadcast_from_rank0(
+            lambda: self._measure(predictions, "validation", names)
+        )
+
+    def _report_epoch(self, report: EpochReport) -> None:
+        self.run.record("epoch", **report._asdict())
+        metrics = ", ".join(
+            f"{name} {value:.2f}"
+            for name, value in report.validation.items()
+            if depends_on_ranking(name, self.corpus.n_labels)
+        )
+        losses = f"{report.loss:.4f}" + (f"; validation {metrics}" if metrics else "")
+        title = f"{report.stage} epoch {report.epoch}"
+        logger.info("%s: loss %s (%.1f s)", title, losses, report.seconds)
+        if self.on_epoch is not None:
+            self.on_epoch(report)
+
+    def report_stage(self, stage: ResolvedStage, model: EliasModel, best_epoch: int) -> None:
+        """Measure a trained stage, record its metrics, and keep its candidates."""
+        self.candidates.clear()
+        predictions = {
+            name: self._stage_predictions(model, self._candidates(model, name))
+            for name in self.evaluated
+        }
+        metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
+        self._report(stage.name, metrics, best_epoch=best_epoch)
+        if not model.graph.learned and not isinstance(model, OneVsAll):
+            self.run.save_partition(model.graph.strongest_parents().cpu().numpy())
+
+    def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
+        """Return a checkpoint of the model and the score of its stage, without optimizer state."""
+        stage = self.config.stages[position]
+        return model_checkpoint(model, position, stage.name, self._score(stage))
+
+    def _rebuild(self, checkpoint: Checkpoint) -> EliasModel:
+        """Return the model of a checkpoint."""
+        n_labels, one_vs_all = self.points.labels.shape[1], self.config.index.kind == "all"
+        rows = self.initializer.label_rows(n_labels)
+        model = rebuild_model(checkpoint, self.encoder, n_labels, rows, one_vs_all=one_vs_all)
+        return model.to(self.device)
+
     def _score(self, stage: ResolvedStage) -> float:
         """Return the validation metric of a stage, or -inf if `_better_stage` cannot use it."""
         can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
@@ -573,25 +627,20 @@ class Trainer:
         self.candidates.clear()
         return model
 
-    def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
-        """Return a checkpoint of the model and the score of its stage, without optimizer state."""
-        stage = self.config.stages[position]
-        return model_checkpoint(model, position, stage.name, self._score(stage))
-
-    def _rebuild(self, checkpoint: Checkpoint) -> EliasModel:
-        """Return the model of a checkpoint."""
-        n_labels, one_vs_all = self.points.labels.shape[1], self.config.index.kind == "all"
-        rows = self.initializer.label_rows(n_labels)
-        model = rebuild_model(checkpoint, self.encoder, n_labels, rows, one_vs_all=one_vs_all)
+    def _gathered(self, model: EliasModel) -> EliasModel:
+        """Gather the label classifiers W_L on rank 0, on the CPU if they do not fit on the GPU."""
+        whole = model.labels.gathered() if isinstance(model.labels, ShardedRows) else None
+        if whole is None:
+            return model
+        model.labels = whole
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if whole.weight.nbytes > _MAX_FILLED * free:
+                logger.warning("the ranker is trained on the CPU, because W_L exceeds GPU memory")
+                return model.to("cpu")
         return model.to(self.device)
 
-    def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
-        """Return the model and the partition of a checkpoint, and restore the random state."""
-        model = self._rebuild(checkpoint)
-        self.earlier, partition = restore_state(checkpoint, self.device)
-        return model, partition
-
-    # --- search and rank ---
+    # --- candidates: each split is searched once after the last stage ---
 
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
         """Return the candidates of a split. If W_L is sharded, all processes must call this."""
@@ -606,16 +655,58 @@ class Trainer:
             self.candidates[name] = self._search(model, name, top_k)
         return self.candidates[name]
 
+    def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
+        """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""
+        candidates, rerank = self._candidates(model.model, name), self.config.rerank
+        if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
+            self.candidates[name] = add_embedding(model, candidates, self.tokens[name])
+        return self.candidates[name]
+
+    def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
+        """Return the best candidates of a split, without filtered labels, for ranker training."""
+        count, split = self.config.rerank.candidates, self.splits[name]
+        candidates = self._embedded_candidates(model, name)
+        if split.filters is None or not len(split.filters):
+            return candidates.take(k=count)
+        candidates = candidates.take(k=count + max_filtered(split))
+        ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
+        return replace(candidates, ids=ranked.ids, scores=ranked.scores)
+
     def _stage_predictions(self, model: EliasModel, candidates: Candidates) -> Predictions:
         names = self.corpus.label_names
         return Predictions(candidates.ids, candidates.scores, model.n_labels, names)
+
+    # --- ranker ---
 
     def _finish_member(
         self, trained: EliasModel, first_encoder: TextEncoder | None
     ) -> tuple[Elias, dict[str, Predictions]]:
         """Add the ranker to a trained member. Return the member and its unfiltered predictions."""
+        names = self.corpus.label_names
+        model = Elias(
+            trained.eval(), self.config, names, self._metadata(), first_encoder=first_encoder
+        )
+        psi: dict[str, csr_matrix] = {}
+        if self.config.rerank.enabled:
+            with self.run.timed(RERANK):
+                model.reranker, psi = self._fit_reranker(model)
+            self._report_ranker(model.reranker)
+        model.added = self._labels_beside(model)
+        ranked = {name: self._rank_split(model, name, psi.get(name)) for name in self.evaluated}
+        joined = {name: self._join_added(model, name, ranked[name]) for name in self.evaluated}
+        for component in model.components[0 if model.added is not None else 1 :]:
+            predictions = {name: joined[name][component] for name in self.evaluated}
+            self._report(component, self._measure_all(predictions))
+        self._drop_unhelpful(model)
+        model.metadata["timings"] = rounded(self.run.timings)
+        self.candidates.clear()
+        final = joined if self._in_ensemble else ranked  # joined in `_finish`
+        return model, {name: final[name][model.last_alone] for name in self.evaluated}
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return the metadata of a model. Its metrics and timings are filled in later."""
         source = self.corpus.source
-        metadata = {
+        return {
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
             "source": source and source.resolve().name.encode("utf8", "replace").decode("utf8"),
@@ -623,109 +714,24 @@ class Trainer:
             TRAINING_SKETCH: text_sketch(self.corpus.train.texts or []),
             "metrics": self.metrics,
         }
-        names = self.corpus.label_names
-        model = Elias(trained.eval(), self.config, names, metadata, first_encoder=first_encoder)
-        psi: dict[str, csr_matrix] = {}
-        if self.config.rerank.enabled:
-            with self.run.timed(RERANK):
-                model.reranker, psi = self._fit_reranker(model)
-            self._report_ranker(model.reranker)
-        model.added = self._labels_beside(model)
-        predictions = {}
-        for name in self.evaluated:
-            split, candidates = self.splits[name], self._embedded_candidates(model, name)
-            inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
-            predictions[name] = rank_candidates(
-                model, candidates, inputs, model.components, top_k, psi.get(name)
-            )
-            reranker = None if self._in_ensemble else model.reranker
-            # not in an ensemble, because a resumed run cannot cross-fit the members it loads
-            if name == "validation" and reranker is not None and reranker.cross_fitted:
-                count = self.config.rerank.candidates
-                predictions[name] |= reranker.rerank_cross_fitted(
-                    candidates, psi[name], count=count, width=top_k
-                )
-        joined = {
-            name: self._join_added(model, name, ranked) for name, ranked in predictions.items()
-        }
-        for component in model.components[0 if model.added is not None else 1 :]:
-            ranked = {name: joined[name][component] for name in self.evaluated}
-            self._report(component, self._measure_all(ranked))
-        self._drop_unhelpful(model)
-        model.metadata["timings"] = rounded(self.run.timings)
-        self.candidates.clear()
-        final = joined if self._in_ensemble else predictions  # joined in `_finish`
-        return model, {name: final[name][model.last_alone] for name in self.evaluated}
 
-    def _join_added(
-        self, model: Elias, name: str, ranked: dict[str, Predictions]
+    def _rank_split(
+        self, model: Elias, name: str, psi: csr_matrix | None
     ) -> dict[str, Predictions]:
-        """Merge labels that are scored by their texts into the predictions for a split."""
-        if model.added is None:
-            return ranked
-        split, tokens = self.splits[name], self.tokens[name]
-        if name not in self.embeddings:
-            self.embeddings[name] = embed_all(model.model.encoder, tokens)
-        options = SearchOptions(EVALUATED + max_filtered(split))
-        inputs = split_inputs(split, self.encoder)
-        return join_added(model, ranked, tokens, inputs, options, self.embeddings[name])
+        """Return the predictions of all components for a split; ``psi`` are its features.
 
-    def _label_counts(self) -> NDArray[np.int64]:
-        """Return the number of training points of each label (L,)."""
-        labels = self.splits["train"].labels
-        return np.bincount(labels.indices, minlength=self.corpus.n_labels)
-
-    def _held_out_labels(self) -> NDArray[np.bool_]:
-        """Return a mask of the labels whose training points are all held out (L,)."""
-        given = np.bincount(self.corpus.train.labels.indices, minlength=self.corpus.n_labels)
-        is_held_out: NDArray[np.bool_] = (self._label_counts() == 0) & (given > 0)
-        return is_held_out
-
-    def _earlier_labels(self) -> NDArray[np.bool_]:
-        """Return a mask (L,) of the labels in the index of the model that is trained further."""
-        earlier = np.zeros(self.corpus.n_labels, dtype=bool)
-        if self.continued is not None:
-            earlier[: self.continued.model.n_labels] = True
-            if self.continued.added is not None:
-                earlier[self.continued.added.labels] = False
-        return earlier
-
-    def _labels_beside(self, model: Elias) -> AddedLabels | None:
-        """Return the labels that are scored by their texts instead of the index.
-
-        These labels have no training points. If a model is trained further, its new labels with
-        fewer than `INDEXED_POINTS` points are included, with these points as examples. Labels that
-        have only held-out points are left out, because validation would overrate them.
+        Held-out points are ranked by components that were not fitted on them.
         """
-        train = self.splits["train"]
-        least = 1 if self.continued is None else INDEXED_POINTS
-        few = (self._label_counts() < least) & ~self._earlier_labels() & ~self._held_out_labels()
-        labels = train.labels.tocsc()[:, few].tocsr()
-        rows = np.flatnonzero(np.diff(labels.indptr))
-        texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
-        return labels_beside(model, few, texts, labels[rows])
-
-    def _drop_unhelpful(self, model: Elias) -> None:
-        """Drop the components of the ranker that do not help on the held-out points.
-
-        Keep those of a model that is trained further: the held-out points may be training points of
-        that model, which flatters what was fitted to them.
-        """
-        if model.reranker is None or not self._drops_unhelpful or self._earlier_reranker():
-            return
-        metric = self.config.eval.select_by
-        scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
-        if model.reranker.refitted:  # it has seen more points than the stage
-            scores[model.components[0]] -= self._standard_error
-        best = max(scores, key=lambda name: scores[name])
-        dropped = model.components[model.components.index(best) + 1 :]
-        for name in dropped:
-            logger.info(
-                "%s is not used, because its %s on held-out points is %.2f, but %.2f for %s",
-                *(name, metric, scores[name], scores[best], best),
-            )
-        is_stage = best == model.components[0]
-        model.reranker = None if is_stage else model.reranker.up_to(best)
+        split, candidates = self.splits[name], self._embedded_candidates(model, name)
+        inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
+        ranked = rank_candidates(model, candidates, inputs, model.components, top_k, psi)
+        # not in an ensemble, because a resumed run cannot cross-fit the members it loads
+        reranker = None if self._in_ensemble else model.reranker
+        if name == "validation" and reranker is not None and reranker.cross_fitted:
+            assert psi is not None
+            count = self.config.rerank.candidates
+            ranked |= reranker.rerank_cross_fitted(candidates, psi, count=count, width=top_k)
+        return ranked
 
     def _fit_reranker(self, model: Elias) -> tuple[Reranker, dict[str, csr_matrix]]:
         """Train the ranker on the training points, and its calibration on held-out points.
@@ -775,42 +781,80 @@ class Trainer:
         same = all(getattr(ours, name) == getattr(theirs, name) for name in settings)
         return self.continued.reranker if same else None
 
-    def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
-        """Return the best candidates of a split, without filtered labels, for ranker training."""
-        count, split = self.config.rerank.candidates, self.splits[name]
-        candidates = self._embedded_candidates(model, name)
-        if split.filters is None or not len(split.filters):
-            return candidates.take(k=count)
-        candidates = candidates.take(k=count + max_filtered(split))
-        ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
-        return replace(candidates, ids=ranked.ids, scores=ranked.scores)
+    def _report_ranker(self, ranker: Reranker) -> None:
+        """Record the properties of the ranker, and log why components are missing."""
+        calibrated, named = ranker.calibration is not None, ranker.by_name is not None
+        self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
+        config = self.config.rerank
+        if config.calibrate and "validation" not in self.splits:
+            logger.info("scores are not calibrated, because no points are held out")
+        elif config.names and calibrated and not named:
+            logger.info("label names are not used, because they share no words with the texts")
 
-    def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
-        """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""
-        candidates, rerank = self._candidates(model.model, name), self.config.rerank
-        if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
-            self.candidates[name] = add_embedding(model, candidates, self.tokens[name])
-        return self.candidates[name]
+    def _labels_beside(self, model: Elias) -> AddedLabels | None:
+        """Return the labels that are scored by their texts instead of the index.
 
-    def _finish(
-        self, members: list[Elias], predictions: list[dict[str, Predictions] | None]
-    ) -> Elias:
+        These labels have no training points. If a model is trained further, its new labels with
+        fewer than `INDEXED_POINTS` points are included, with these points as examples. Labels that
+        have only held-out points are left out, because validation would overrate them.
+        """
+        train = self.splits["train"]
+        least = 1 if self.continued is None else INDEXED_POINTS
+        few = (self.label_counts < least) & ~self.is_earlier & ~self.is_held_out
+        labels = train.labels.tocsc()[:, few].tocsr()
+        rows = np.flatnonzero(np.diff(labels.indptr))
+        texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
+        return labels_beside(model, few, texts, labels[rows])
+
+    def _join_added(
+        self, model: Elias, name: str, ranked: dict[str, Predictions]
+    ) -> dict[str, Predictions]:
+        """Merge labels that are scored by their texts into the predictions for a split."""
+        if model.added is None:
+            return ranked
+        split, tokens = self.splits[name], self.tokens[name]
+        if name not in self.embeddings:
+            self.embeddings[name] = embed_all(model.model.encoder, tokens)
+        options = SearchOptions(EVALUATED + max_filtered(split))
+        inputs = split_inputs(split, self.encoder)
+        return join_added(model, ranked, tokens, inputs, options, self.embeddings[name])
+
+    def _drop_unhelpful(self, model: Elias) -> None:
+        """Drop the components of the ranker that do not help on the held-out points.
+
+        Keep those of a model that is trained further: the held-out points may be training points of
+        that model, which flatters what was fitted to them.
+        """
+        if model.reranker is None or not self._drops_unhelpful or self._earlier_reranker():
+            return
+        metric = self.config.eval.select_by
+        scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
+        if model.reranker.refitted:  # it has seen more points than the stage
+            scores[model.components[0]] -= self._standard_error
+        best = max(scores, key=lambda name: scores[name])
+        dropped = model.components[model.components.index(best) + 1 :]
+        for name in dropped:
+            logger.info(
+                "%s is not used, because its %s on held-out points is %.2f, but %.2f for %s",
+                *(name, metric, scores[name], scores[best], best),
+            )
+        is_stage = best == model.components[0]
+        model.reranker = None if is_stage else model.reranker.up_to(best)
+
+    # --- ensemble and probabilities ---
+
+    def _finish(self, members: list[Elias], predictions: list[dict[str, Predictions]]) -> Elias:
         """Combine the members into one model, fit its probabilities and save it."""
         run, model = self.ensemble_run, members[0]
         splits = {name: self.splits[name] for name in self.evaluated}
-        with run.timed(ENSEMBLE) if len(members) > 1 else nullcontext():
-            ranked = [
-                self._predict_member(member) if known is None else known
-                for member, known in zip(members, predictions, strict=True)
-            ]
-            final = ranked[0]
-            if len(members) > 1:
+        final = predictions[0]
+        if len(members) > 1:
+            with run.timed(ENSEMBLE):
                 model = members[0].joined_by(members[1:], self.ensemble_config)
                 for name, split in splits.items():
-                    parts = [part[name] for part in ranked]
+                    parts = [part[name] for part in predictions]
                     final[name] = Predictions.merge(parts, k=EVALUATED + max_filtered(split))
                 metrics = self._measure_all(final)
-        if len(members) > 1:
             run.record("stage", stage=ENSEMBLE, **metrics)
             model.metadata["metrics"][ENSEMBLE] = metrics
 
@@ -845,32 +889,7 @@ class Trainer:
             predictions[name] = ranked[last]
         return predictions
 
-    # --- metrics and reports ---
-
-    def _validate(self, model: EliasModel) -> dict[str, float]:
-        """Return the metrics on the validation points after an epoch."""
-        names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
-        candidates = self._search(model, "validation", EVALUATED)
-        predictions = self._stage_predictions(model, candidates)
-        self._warn_of_collapse(predictions)
-        return self.world.broadcast_from_rank0(
-            lambda: self._measure(predictions, "validation", names)
-        )
-
-    def _warn_of_collapse(self, predictions: Predictions) -> None:
-        """Warn if nearly all held-out texts get the same best label, but few really have it."""
-        first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
-        label = int(first[counts.argmax()])
-        labels = self.splits["validation"].labels
-        n_points, share = labels.shape[0], counts.max() / counts.sum()
-        true_share = (labels.indices == label).sum() / max(1, n_points)
-        if n_points >= _MIN_COLLAPSED and share > _COLLAPSED and true_share < share / 2:
-            logger.warning(
-                "%.0f%% of the held-out texts get the same best label, but only %.0f%% have it: "
-                "the encoder may have collapsed; if this does not change in the next epochs, lower "
-                "the encoder_lr of the stages",
-                *(100 * share, 100 * true_share),
-            )
+    # --- metrics ---
 
     def _measure(self, predictions: Predictions, name: str, names: list[str]) -> dict[str, float]:
         split = self.splits[name]
@@ -885,90 +904,6 @@ class Trainer:
         self.metrics[title] = metrics
         self.run.record("stage", stage=title, **values, **metrics)
 
-    def report_stage(self, stage: ResolvedStage, model: EliasModel, best_epoch: int) -> None:
-        """Measure a trained stage, record its metrics, and keep its candidates."""
-        self.candidates.clear()
-        predictions = {
-            name: self._stage_predictions(model, self._candidates(model, name))
-            for name in self.evaluated
-        }
-        metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
-        self._report(stage.name, metrics, best_epoch=best_epoch)
-        if not model.graph.learned and not isinstance(model, OneVsAll):
-            self.run.save_partition(model.graph.strongest_parents().cpu().numpy())
-
-    def _report_epoch(self, report: EpochReport) -> None:
-        self.run.record("epoch", **report._asdict())
-        metrics = ", ".join(
-            f"{name} {value:.2f}"
-            for name, value in report.validation.items()
-            if depends_on_ranking(name, self.corpus.n_labels)
-        )
-        losses = f"{report.loss:.4f}" + (f"; validation {metrics}" if metrics else "")
-        title = f"{report.stage} epoch {report.epoch}"
-        logger.info("%s: loss %s (%.1f s)", title, losses, report.seconds)
-        if self.on_epoch is not None:
-            self.on_epoch(report)
-
-    def _report_ranker(self, ranker: Reranker) -> None:
-        """Record the properties of the ranker, and log why components are missing."""
-        calibrated, named = ranker.calibration is not None, ranker.by_name is not None
-        self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
-        config = self.config.rerank
-        if config.calibrate and "validation" not in self.splits:
-            logger.info("scores are not calibrated, because no points are held out")
-        elif config.names and calibrated and not named:
-            logger.info("label names are not used, because they share no words with the texts")
-
-    def _report_data(self) -> None:
-        """Record the sizes of the data; warn of labels without points and of truncated texts."""
-        train = self.splits["train"]
-        is_empty, is_earlier = self._label_counts() == 0, self._earlier_labels()
-        is_held_out = self._held_out_labels() & ~is_earlier
-        n_empty, n_earlier, n_held_out = (
-            int(mask.sum()) for mask in (is_empty, is_empty & is_earlier, is_held_out)
-        )
-        self.run.record(
-            "data",
-            points={name: len(tokens) for name, tokens in self.tokens.items()},
-            labels=self.corpus.n_labels,
-            labels_without_points=n_empty,
-            setup_points=len(train) if self.setup is None else len(self.setup),
-            truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
-            source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
-            reading=dict(self.corpus.reading),
-        )
-        for hint in training_hints(train, self.corpus.n_labels):
-            logger.warning("%s", hint)
-        of_all = f"of {len(is_empty):,} labels have"
-        if n_unseen := n_empty - n_earlier - n_held_out:
-            message = "%s %s no training points and are predicted by their names"
-            logger.warning(message, f"{n_unseen:,}", of_all)
-        if n_held_out:
-            message = "%s %s only held-out points and are not learned"
-            logger.info(message, f"{n_held_out:,}", of_all)
-        if n_earlier:
-            message = "%s %s points only in the earlier training and keep their classifiers"
-            logger.info(message, f"{n_earlier:,}", of_all)
-        self._report_truncated()
-
-    def _report_truncated(self) -> None:
-        """Warn of truncated texts, and suggest a number of windows that avoids most truncation."""
-        encoder: Any = self.encoder
-        for name, tokens in self.tokens.items():
-            if tokens.n_truncated:
-                logger.warning(
-                    "%d of %d %s texts are longer than %d tokens and were truncated",
-                    *(tokens.n_truncated, len(tokens), name, encoder.windows * encoder.max_length),
-                )
-        texts = self.splits["train"].texts
-        if texts is not None and self.tokens["train"].n_truncated:
-            step = -(-len(texts) // _SAMPLED_TEXTS)
-            windows = encoder.windows_needed([texts[i] for i in range(0, len(texts), step)])
-            if windows > encoder.windows:
-                message = "encoder.windows=%d would read 95%% of the training texts whole"
-                logger.warning(message, windows)
-
 
 def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
     """Return whether the first labels of a corpus are those of a model (see `join_labels`)."""
@@ -981,3 +916,75 @@ def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> cs
         return unit_rows(features)
     assert texts is not None
     return Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)[1]
+
+
+def warn_of_truncation(
+    tokens: Mapping[str, Tokens], encoder: Any, texts: Sequence[str] | None
+) -> None:
+    """Warn of truncated texts, and suggest a number of windows that avoids most truncation.
+
+    Args:
+        tokens: The tokens of each split.
+        encoder: The encoder, which only truncates texts if it is a transformer.
+        texts: The training texts.
+    """
+    for name, each in tokens.items():
+        if each.n_truncated:
+            logger.warning(
+                "%d of %d %s texts are longer than %d tokens and were truncated",
+                *(each.n_truncated, len(each), name, encoder.windows * encoder.max_length),
+            )
+    if texts is not None and tokens["train"].n_truncated:
+        step = -(-len(texts) // _SAMPLED_TEXTS)
+        windows = encoder.windows_needed([texts[i] for i in range(0, len(texts), step)])
+        if windows > encoder.windows:
+            message = "encoder.windows=%d would read 95%% of the training texts whole"
+            logger.warning(message, windows)
+
+
+def warn_of_unused_settings(
+    config: ResolvedConfig, first: int, init_from: EliasModel | None
+) -> None:
+    """Warn of settings that learning a graph or training a model further does not use.
+
+    Args:
+        config: The configuration.
+        first: Position of the first stage that is trained.
+        init_from: The model to continue training from, or None.
+    """
+    for stage in config.stages[first:]:
+        defaults = {"keep_encoder": True, "cluster_with_encoder": False}
+        changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
+        if stage.learn_graph and changed:
+            logger.warning(
+                "%s: this has no effect, because a stage that learns the graph reuses the "
+                "encoder and the clusters of the previous stage",
+                ", ".join(f"stages.{stage.name}.{key}" for key in changed),
+            )
+    if init_from is None or not config.stages[first].learn_graph:
+        return
+    used, graph = {"alpha": init_from.alpha}, init_from.graph
+    if graph.learned:
+        n_clusters, n_edges = graph.edge_labels.shape
+        used |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges, "beta": graph.beta}
+    differ = [key for key, value in used.items() if getattr(config.index, key) != value]
+    if differ:
+        logger.warning(
+            "%s: this has no effect, because the initial model keeps its own values (%s)",
+            ", ".join(f"index.{key}" for key in differ),
+            ", ".join(f"{used[key]:g}" for key in differ),
+        )
+
+
+def warn_of_collapse(predictions: Predictions, labels: csr_matrix) -> None:
+    """Warn if nearly all held-out texts get the same best label, but few really have it."""
+    first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
+    n_points, share = labels.shape[0], counts.max() / counts.sum()
+    true_share = (labels.indices == first[counts.argmax()]).sum() / max(1, n_points)
+    if n_points >= _MIN_COLLAPSED and share > _COLLAPSED and true_share < share / 2:
+        logger.warning(
+            "%.0f%% of the held-out texts get the same best label, but only %.0f%% have it: "
+            "the encoder may have collapsed; if this does not change in the next epochs, lower "
+            "the encoder_lr of the stages",
+            *(100 * share, 100 * true_share),
+        )

@@ -88,36 +88,6 @@ def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
     assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place, FORMAT_VERSION)
 
 
-def test_pending_gradients_go_to_the_owners_of_rows_or_to_rank_0(tmp_path):
-    tensors = tables(5) | {
-        "optimizer.gradient.labels.weight.indices": torch.tensor([[1, 2, 4]]),
-        "optimizer.gradient.labels.weight.values": torch.tensor([[10.0], [20.0], [40.0]]),
-        "optimizer.gradient.labels.weight.coalesced": torch.tensor(True),
-        "optimizer.gradient.clusters.bias.dense": torch.ones(2),
-        "optimizer.part.1.index.gradients.by_edge": torch.ones(2, 2),
-        "optimizer.part.1.index.gradients.pairs.0.0": torch.tensor([[0, 3, 5]]),
-        "optimizer.part.1.index.gradients.pairs.0.1": torch.ones(1, 3),
-    }
-    kept = Checkpoints(tmp_path, CheckpointConfig())
-    assert kept.save(Checkpoint({}, tensors), wait=True)
-    place = kept.newest(lambda _: True)
-
-    first, second = (read_tensors(place, Process(rank, 2)) for rank in range(2))
-
-    key = "optimizer.gradient.labels.weight"
-    assert first[f"{key}.indices"].tolist() == [[1, 2]]  # labels 2 and 4
-    assert first[f"{key}.values"].tolist() == [[20.0], [40.0]]
-    assert second[f"{key}.indices"].tolist() == [[0]]  # label 1
-    assert second[f"{key}.values"].tolist() == [[10.0]]
-    assert "optimizer.gradient.clusters.bias.dense" in first
-    assert "optimizer.gradient.clusters.bias.dense" not in second
-    assert first["optimizer.part.1.index.gradients.by_edge"].sum() == 4
-    assert second["optimizer.part.1.index.gradients.by_edge"].sum() == 0
-    pairs = "optimizer.part.1.index.gradients.pairs.0.0"
-    assert first[pairs].tolist() == [[0, 3, 3]]  # 3 and 5 are padding here: rows are 0, 2, 4
-    assert second[pairs].tolist() == [[2, 1, 2]]  # rows are 1, 3
-
-
 def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
     rows = {"model.labels.bias": torch.zeros(2)}
     write_shard(tmp_path / "shards", Process(0, 3), rows, "")

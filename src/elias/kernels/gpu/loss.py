@@ -6,56 +6,15 @@ of a slot depends on this slot only, so it is computed together with the loss.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from elias.kernels.adamw_state import IndexGradients
-from elias.kernels.gpu.rows import gather_dot, gather_sum
 from elias.kernels.gpu.search import is_among
 
 _BLOCK = 1024
-
-
-class _LabelLoss(torch.autograd.Function):
-    """The shortlist loss of the logits z = w·φ + bias, with its gradients.
-
-    The weight rows are read twice: for z and for the gradient with respect to φ. A single pass
-    would be slower, because every lane of the warp that holds a row would compute the same loss.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        embedding: Tensor,
-        shortlist_log: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        labels: Tensor,
-        positives: Tensor,
-        gradients: IndexGradients,
-    ) -> Tensor:
-        logits = gather_dot(embedding, weight, bias, labels)
-        loss, by_logits, by_shortlist = shortlist_bce(
-            logits, shortlist_log, labels, positives, len(weight)
-        )
-        by_embedding = gather_sum(by_logits, weight, labels)
-        ctx.save_for_backward(by_embedding, by_logits, by_shortlist, embedding, labels)
-        ctx.gradients = gradients
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        by_embedding, by_logits, by_shortlist, embedding, labels = ctx.saved_tensors
-        ctx.gradients.add_pairs(labels, grads[0] * by_logits, embedding)
-        return grads[0] * by_embedding, grads[0] * by_shortlist, None, None, None, None, None
-
-
-label_loss = _LabelLoss.apply
 
 
 def shortlist_bce(

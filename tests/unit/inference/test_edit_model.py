@@ -13,8 +13,7 @@ from elias import Elias, EliasConfig, LabelTable, train
 from elias.data.corpus import Corpus, Split
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError, ModelError
-from elias.inference.edit_labels import relabel_graph
-from elias.model.graph import LabelGraph
+from elias.model.graph import LabelGraph, relabel_graph
 from saved_models import reseal
 
 SETTINGS = {

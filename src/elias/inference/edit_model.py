@@ -1,4 +1,4 @@
-"""Add labels to a trained model, and rename, merge and remove labels, without training.
+"""Edit a trained model without training: its labels, and the edges of its graph (Table 9).
 
 Every function returns a new `Elias` and does not change the given one. Added labels are not part of
 the index (`elias.rerank.added_labels` scores them), so that the scores of all other labels do not
@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from scipy.sparse import csr_matrix, identity, vstack
 
 from elias.data.corpus import Corpus, Split
-from elias.errors import DataError, ModelError
+from elias.errors import ConfigError, DataError, ModelError
 from elias.labels import LabelTable
 from elias.model.elias import EliasModel, LinearRows
-from elias.model.graph import LabelGraph
+from elias.model.graph import edges_above, pruned_graph, relabel_graph, strongest_edges_of
 from elias.model.one_vs_all import OneVsAll
 from elias.rerank.added_labels import AddedLabels, label_vectors
 from elias.rerank.calibration import LabelNames, is_word
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
     from elias.inference.predictor import Elias
     from elias.rerank.reranker import Reranker
+
+PRUNED = "pruned"
+"""Metadata key under which a pruned model stores the pruning rule and the edge counts."""
 
 
 def add_labels(
@@ -269,48 +271,6 @@ def _relabel_model(model: EliasModel, new_ids: NDArray[np.int64], mixing: csr_ma
     return edited.train(model.training)
 
 
-@torch.no_grad()
-def relabel_graph(graph: LabelGraph, new_ids: torch.Tensor, n_labels: int) -> LabelGraph:
-    """Return the graph with other label ids, where -1 removes a label.
-
-    The remaining edges keep their scores. Edges of a cluster to labels with the same new id become
-    one edge, whose softmax weight is the sum of theirs.
-    """
-    lookup = torch.cat([new_ids, new_ids.new_full((1,), -1)]).to(graph.edge_labels.device)
-    labels, logits = lookup[graph.edge_labels], graph.edge_logits.detach().float().clone()
-    removed = (labels < 0) & (graph.edge_labels < graph.n_labels)
-    labels = labels.masked_fill(labels < 0, n_labels)
-    removed_log = log_weight_of_removed(graph, removed) if graph.learned else graph.removed_log
-    # sort the slots of each cluster by label, and add every edge to the next one of its label
-    order = labels.argsort(dim=1, stable=True)
-    labels, logits = labels.gather(1, order), logits.gather(1, order)
-    for slot in range(1, labels.shape[1]):
-        same = (labels[:, slot] == labels[:, slot - 1]) & (labels[:, slot] < n_labels)
-        joined = torch.logaddexp(logits[:, slot], logits[:, slot - 1])
-        logits[:, slot] = torch.where(same, joined, logits[:, slot])
-        labels[:, slot - 1] = labels[:, slot - 1].masked_fill(same, n_labels)
-    return LabelGraph(
-        labels,
-        n_labels,
-        graph.beta,
-        edge_logits=logits.masked_fill(labels >= n_labels, 0) if graph.learned else None,
-        removed_log=removed_log,
-    )
-
-
-def log_weight_of_removed(
-    graph: LabelGraph, removed: Bool[torch.Tensor, "C E"]
-) -> Float[torch.Tensor, " C"] | None:
-    """Return `LabelGraph.removed_log` after some more edges of a graph are removed."""
-    if not removed.any():
-        return graph.removed_log
-    logits = graph.edge_logits.detach().float()
-    total = logits.masked_fill(~removed, -torch.inf).logsumexp(dim=1)
-    if graph.removed_log is not None:
-        total = torch.logaddexp(total, graph.removed_log)
-    return total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
-
-
 def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_matrix) -> Reranker:
     kept, n_labels = new_ids >= 0, mixing.shape[0]
     ranker = reranker.ranker
@@ -336,3 +296,79 @@ def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_
         names=names,
         cross_fitted=(),
     )
+
+
+# --- edges ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeCount:
+    """Number of edges before and after pruning, summed over all members."""
+
+    before: int
+    after: int
+    for_labels: int
+    """Number of weak edges that were kept because they are the strongest edge of their label."""
+
+    @property
+    def removed(self) -> float:
+        """Return the fraction of edges that were removed."""
+        return 1 - self.after / max(self.before, 1)
+
+
+def prune_edges(
+    model: Elias, *, threshold: float | None = None, top_k: int | None = None
+) -> tuple[Elias, EdgeCount]:
+    """Return a copy of the model without its weak edges, and the edge counts.
+
+    The remaining edges keep their scores, and every label keeps its strongest edge. All members of
+    an ensemble are pruned. The ``metadata`` of the copy have no metrics, because those of the
+    original model do not apply to it.
+
+    Args:
+        model: A model with a learned graph.
+        threshold: Keep edges whose score ŝ_{c,ℓ} (Eq. 5) is at least this.
+        top_k: Keep the ``top_k`` strongest edges of each cluster.
+
+    Raises:
+        ConfigError: If both or neither of ``threshold`` and ``top_k`` are given, or the model has
+            no learned graph.
+
+    Example:
+        >>> from elias import EliasConfig, train
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> from elias import prune_edges
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> config = EliasConfig().override({"encoder.dim": 16, "index.kind": "graph"})
+        >>> model = train(corpus, config)
+        >>> pruned, edges = prune_edges(model, threshold=0.5)
+        >>> edges.after < edges.before, len(pruned.predict(corpus.test.texts))
+        (True, 75)
+    """
+    if (threshold is None) == (top_k is None):
+        raise ConfigError("give either threshold or top_k to prune edges")
+    counts: list[EdgeCount] = []
+
+    def prune(member: Elias) -> Elias:
+        whole, graph = member.model, member.model.graph
+        if threshold is not None:
+            strong, rule = edges_above(graph, threshold), {"threshold": threshold}
+        else:
+            assert top_k is not None
+            strong, rule = strongest_edges_of(graph, top_k), {"top_k": top_k}
+        remaining = pruned_graph(graph, strong)
+        after = remaining.n_edges
+        count = EdgeCount(before=graph.n_edges, after=after, for_labels=after - int(strong.sum()))
+        counts.append(count)
+        with torch.device("meta"):  # the new classifiers are replaced below
+            new = EliasModel(whole.encoder, remaining, whole.alpha)
+        new.clusters, new.labels, new.training = whole.clusters, whole.labels, whole.training
+        pruned = copy_with(member, model=new)
+        pruned.metadata[PRUNED] = rule | asdict(count)
+        return pruned
+
+    pruned = _each_member(model, prune)
+    names = ("before", "after", "for_labels")
+    total = EdgeCount(**{name: sum(getattr(count, name) for count in counts) for name in names})
+    pruned.metadata[PRUNED] |= asdict(total)
+    return pruned, total

@@ -1,4 +1,4 @@
-"""Recursive balanced 2-means over label centroids (appendix C.1).
+"""Cluster labels: centroids, and recursive balanced 2-means over them (appendix C.1).
 
 A node is a set of labels, called its members. Each level of the recursion splits every node in two.
 Small nodes are processed in parallel, each by one thread. Large nodes, which occur in the first
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from elias.kernels.cpu.search import kth_lowest
-from elias.kernels.threads import thread_map
+from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -28,10 +28,49 @@ Array: TypeAlias = NDArray[Any]
 Parts: TypeAlias = tuple[Array, Array, Array, Array]
 """Centroids: the sparse part in CSR layout (data, indices, indptr), then the dense part."""
 
+_LABELS_PER_TASK = 2_000
 _MAX_ITERATIONS = 20
 _LARGE_NODE = 2**16  # minimum number of members of a large node
 _BLOCKS = 32  # number of blocks of a large node; their sums are added in a fixed order
 _CHUNKS = 64  # maximum number of chunks into which the small nodes of a level are divided
+
+
+def label_centroids(
+    labels: csr_matrix, bow: csr_matrix, embedding: NDArray[np.float32] | None = None
+) -> tuple[csr_matrix, NDArray[np.float32]]:
+    """Return the centroid μ_ℓ of each label: the sum of its points, scaled to length 1 (Eq. 14–15).
+
+    A point is the concatenation of its bag of words and its embedding φ, each scaled to length 1.
+    The rows of ``bow`` must already have length 1; ``embedding`` is scaled in place, to save
+    memory. The sparse and the dense part of the centroids are returned separately. A label without
+    points has a zero centroid.
+    """
+    n_labels = labels.shape[1]
+    # scipy copies the values, so a small dtype saves memory
+    ones = np.ones(labels.nnz, dtype=np.bool_)
+    to_points = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
+    bow = bow.astype(np.float32, copy=False)
+    dense = np.zeros((n_labels, 0 if embedding is None else embedding.shape[1]), dtype=np.float32)
+    if embedding is not None:
+        lengths = np.sqrt(np.einsum("ij,ij->i", embedding, embedding))
+        embedding /= np.maximum(lengths, 1e-12)[:, None]
+
+    def sum_points(span: range, _: None) -> csr_matrix:
+        """Compute the centroids of some labels. scipy's products run without the GIL."""
+        rows = slice(span.start, span.stop)
+        sparse = to_points[rows] @ bow
+        square = np.asarray(sparse.multiply(sparse).sum(axis=1)).ravel()
+        if embedding is not None:
+            dense[rows] = to_points[rows] @ embedding
+            square += (dense[rows] ** 2).sum(axis=1)
+        scale = (square > 0) / np.sqrt(np.maximum(square, np.float32(1e-24)))
+        sparse.data *= np.repeat(scale, np.diff(sparse.indptr))
+        dense[rows] *= scale[:, None]
+        return sparse
+
+    spans, title = split_range(n_labels, _LABELS_PER_TASK), "Computing label centroids"
+    parts = list(thread_map_progress(sum_points, spans, lambda: None, title, n_labels))
+    return vstack(parts, format="csr"), dense
 
 
 def balanced_clusters(
