@@ -58,10 +58,11 @@ def label_centroids(
     def sum_points(span: range, _: None) -> csr_matrix:
         """Compute the centroids of some labels. scipy's products run without the GIL."""
         rows = slice(span.start, span.stop)
-        sparse = to_points[rows] @ bow
+        points = to_points[rows]
+        sparse = points @ bow
         square = np.asarray(sparse.multiply(sparse).sum(axis=1)).ravel()
         if embedding is not None:
-            dense[rows] = to_points[rows] @ embedding
+            dense[rows] = points @ embedding
             square += (dense[rows] ** 2).sum(axis=1)
         scale = (square > 0) / np.sqrt(np.maximum(square, np.float32(1e-24)))
         sparse.data *= np.repeat(scale, np.diff(sparse.indptr))

@@ -137,8 +137,8 @@ def test_a_run_resumes_with_any_number_of_processes(folder, results):
     stops = [{result["failed"] for result in step} for step in results["chain"][:-1]]
 
     assert stops == [
-        {"stopped after stage2 epoch 1 step 2"},
-        {"stopped after stage2 epoch 2 step 4"},  # where no gradient waits, a step after the signal
+        {"stopped after stage2 epoch 1 step 3"},  # at the next update of the index
+        {"stopped after stage2 epoch 2 step 4"},  # an update after the signal
         {"stopped after stage2 epoch 3 step 5"},
     ]
     assert_same_run(folder / "chain", folder / "plain")

@@ -354,7 +354,7 @@ def main(folder):
     chain = folder / "chain"
     results["chain"] = [
         alone(BASE, chain, 12),  # a gradient waits there
-        together(2, BASE, chain, 4, of=1),
+        together(2, BASE, chain, 1, of=1),
         together(4, BASE, chain, 2),
         alone(BASE, chain),
     ]
