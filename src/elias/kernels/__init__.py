@@ -6,9 +6,10 @@ Most functions call the function of the same name in one of three modules:
 - `elias.kernels.gpu`: Triton kernels, for tensors on a GPU;
 - `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
 
-Calls that pass an `IndexGradients` always run Triton kernels. Other calls on a GPU run plain torch
-if they need gradients of edges or classifiers, because the Triton kernels do not return these to
-autograd. Triton is imported on first use, so importing `elias.kernels` does not require it.
+Calls that pass an `IndexGradients` always run Triton kernels; the optimizer applies these gradients
+with those of `gpu_kernels`. Other calls on a GPU run plain torch if they need gradients of edges or
+classifiers, because the Triton kernels do not return these to autograd. Triton is imported on first
+use, so importing `elias.kernels` does not require it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from elias.errors import ConfigError
 from elias.kernels import cpu, plain
-from elias.kernels.adamw_state import AdamWRates, History, LinearState, RowState
+from elias.kernels.adamw_state import AdamWRates
 from elias.kernels.adamw_state import IndexGradients as IndexGradients
 from elias.kernels.cpu import adamw_rows as adamw_rows
 from elias.kernels.cpu import rank_beams as rank_beams
@@ -66,8 +67,9 @@ def runs_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda and has_triton()
 
 
-def _gpu() -> Any:
-    from elias.kernels import gpu  # imported here because Triton may not be installed
+def gpu_kernels() -> Any:
+    """Return `elias.kernels.gpu`. It is imported here because Triton may not be installed."""
+    from elias.kernels import gpu
 
     return gpu
 
@@ -81,7 +83,7 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
     if not tensor.is_cuda:
         return cpu
     if has_triton() and not (by_autograd and torch.is_grad_enabled()):
-        return _gpu()
+        return gpu_kernels()
     return plain
 
 
@@ -140,7 +142,9 @@ def edge_log(
     be undefined.
     """
     if removed_log is None and runs_triton(edge_logits) and not torch.is_grad_enabled():
-        return _gpu().edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
+        return gpu_kernels().edge_log(
+            edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam
+        )
     shares = plain.log_shares(edge_logits, edge_labels >= n_labels, removed_log)
     return math.log(beta) + shares
 
@@ -159,7 +163,7 @@ def path_log(
     returning it to autograd.
     """
     if gradients is not None:
-        return _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
+        return gpu_kernels().path_log(cluster_log, edge_log, beam, paths, gradients)
     return _kernels(cluster_log, by_autograd=True).path_log(cluster_log, edge_log, beam, paths)
 
 
@@ -176,7 +180,7 @@ def label_logits(
     (label, embedding) pairs, instead of returning it to autograd.
     """
     if gradients is not None:
-        return _gpu().label_logits(embedding, weight, bias, labels, gradients)
+        return gpu_kernels().label_logits(embedding, weight, bias, labels, gradients)
     return _kernels(embedding, by_autograd=True).label_logits(embedding, weight, bias, labels)
 
 
@@ -284,47 +288,3 @@ def adamw_dense(
     step replaces a fraction 1 − β₁ of it, so rounding errors do not accumulate.
     """
     _kernels(weight).adamw_dense(weight, mean, variance, gradient, step, rates)
-
-
-def adamw_pairs(
-    weight: Float[Tensor, "R D"],
-    bias: Float[Tensor, " R"],
-    state: LinearState,
-    labels: Int[Tensor, "B K"],
-    coefficients: Float[Tensor, "B K"],
-    embedding: Float[Tensor, "B D"],
-    history: History,
-) -> None:
-    """Apply lazy AdamW to the classifiers of ``labels``, in place. This requires Triton.
-
-    ``labels``, ``coefficients`` and ``embedding`` are the pairs of an `IndexGradients`. The bias
-    has no weight decay. A bfloat16 weight is rounded stochastically, with the step as seed.
-    """
-    gpu = _gpu()
-    # embeddings are read once per pair; with bfloat16 weights, bfloat16 is precise enough
-    pairs = gpu.pair_rows(labels, coefficients, embedding.to(weight.dtype))
-    gpu.adamw_pairs(weight, bias, state, pairs, history)
-
-
-def adamw_edges(
-    edge_logits: Float[Tensor, "C E"],
-    edge_labels: Int[Tensor, "C E"],
-    state: RowState,
-    gradients: IndexGradients,
-    history: History,
-    *,
-    n_labels: int,
-) -> None:
-    """Apply lazy AdamW to the edge logits of touched clusters, in place. This requires Triton.
-
-    The edge gradient in ``gradients`` is set to zero afterwards.
-    """
-    _gpu().adamw_edges(
-        edge_logits,
-        edge_labels,
-        state,
-        gradients.by_edge,
-        gradients.touched,
-        history,
-        n_labels=n_labels,
-    )

@@ -175,7 +175,9 @@ def full_checkpoint(
         progress: The state of the current stage, or None if it is finished.
     """
     metadata: dict[str, Any] = {**current.metadata, "earlier": None}
-    tensors = current.tensors | random_state(device)
+    tensors = {**current.tensors, "random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
     if partition is not None:
         tensors["partition"] = torch.from_numpy(partition)
     if progress is not None:
@@ -195,7 +197,9 @@ def restore_state(
     None if it was not saved.
     """
     metadata, tensors = checkpoint
-    restore_random_state(tensors, device)
+    torch.set_rng_state(tensors["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random.cuda"], device)
     where = "after {stage}" if "epoch" not in metadata else "{stage} epoch {epoch} step {step}"
     logger.info("resumed %s", where.format_map(metadata))
     partition, earlier = tensors.get("partition"), None
@@ -496,21 +500,6 @@ def _remove(path: Path) -> None:
     except OSError as error:
         logger.warning("checkpoint %s could not be removed: %s", path, error)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of torch's random generators on the CPU and on the training GPU, if any."""
-    state = {"random.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["random.cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set the random generators to a state that `random_state` returned."""
-    torch.set_rng_state(state["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in state:
-        torch.cuda.set_rng_state(state["random.cuda"], device)
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import (
     IndexGradients,
     adamw_dense,
-    adamw_edges,
-    adamw_pairs,
     adamw_rows,
+    gpu_kernels,
     runs_triton,
 )
 from elias.kernels.adamw_state import (
@@ -231,16 +230,20 @@ class _KernelUpdate(ParameterUpdate):
     def step(self, scale: float) -> None:
         self._label_history.add(_scaled(self._label_rates, scale))
         self._edge_history.add(_scaled(self._edge_rates, scale))
-        labels, graph = self._model.labels, self._model.graph
+        gpu, labels, graph = gpu_kernels(), self._model.labels, self._model.graph
         pairs = self.gradients.take_pairs()
         if pairs is not None:
-            adamw_pairs(labels.weight, labels.bias, self.label_state, *pairs, self._label_history)
+            ids, coefficients, embedding = pairs
+            # embeddings are read once per pair; with bfloat16 weights, bfloat16 is precise enough
+            rows = gpu.pair_rows(ids, coefficients, embedding.to(labels.weight.dtype))
+            gpu.adamw_pairs(labels.weight, labels.bias, self.label_state, rows, self._label_history)
         if self._edge_state is not None:
-            adamw_edges(
+            gpu.adamw_edges(
                 graph.edge_logits,
                 graph.edge_labels,
                 self._edge_state,
-                self.gradients,
+                self.gradients.by_edge,
+                self.gradients.touched,
                 self._edge_history,
                 n_labels=graph.n_labels,
             )
