@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from elias.errors import DataError
@@ -122,10 +122,6 @@ class LabelTable(Sequence[str]):
         """Return a table with the labels of this table, followed by the labels of ``other``."""
         rows = [*self.rows(), *other.rows()]
         return LabelTable.from_rows(rows) if rows else self
-
-    def rename(self, label: int, name: str) -> LabelTable:
-        """Return a copy in which a label has another name."""
-        return replace(self, names=(*self.names[:label], name, *self.names[label + 1 :]))
 
     def match(self, labels: Sequence[str]) -> list[int | None]:
         """Return the position in this table of each of ``labels``, or None.
