@@ -207,11 +207,13 @@ class StageInitializer:
 
         return self.world.broadcast_from_rank0(cluster)
 
-    def build_model(self, partition: NDArray[np.int64] | None) -> EliasModel:
-        """Build an untrained model. `init_classifiers` must be called next."""
+    def build_model(self, partition: NDArray[np.int64] | None, stage: ResolvedStage) -> EliasModel:
+        """Return the model at the start of a stage that does not learn the graph."""
         n_labels = self.points.labels.shape[1]
         rows = self.label_rows(n_labels)
-        return build_model(self.config, self.encoder, n_labels, partition, rows)
+        model = build_model(self.config, self.encoder, n_labels, partition, rows)
+        self._init_classifiers(model, stage, partition)
+        return model
 
     def label_rows(self, n_labels: int) -> LinearRows | None:
         """Return this process's rows of W_L, or None for a single process, which has all rows."""
@@ -219,7 +221,7 @@ class StageInitializer:
             return None
         return ShardedRows(self.world, n_labels, self.encoder.dim)
 
-    def init_classifiers(
+    def _init_classifiers(
         self, model: EliasModel, stage: ResolvedStage, partition: NDArray[np.int64] | None
     ) -> None:
         """Initialise the classifiers of labels and, if a partition is given, of clusters."""
@@ -280,7 +282,7 @@ class StageInitializer:
         edge_labels = torch.from_numpy(edges)
         model.graph = LabelGraph(edge_labels, model.n_labels, index.beta, edge_logits=logits)
         if not stage.keep_labels:
-            self.init_classifiers(model, stage, None)
+            self._init_classifiers(model, stage, None)
 
     @torch.no_grad()
     def add_labels(self, model: EliasModel, is_new: NDArray[np.bool_]) -> EliasModel:

@@ -464,8 +464,7 @@ class Trainer:
             partition = None
         elif clusters is None or stage.cluster_with_encoder:
             partition = self._cluster(stage.cluster_with_encoder)
-        model = self.initializer.build_model(partition)
-        self.initializer.init_classifiers(model, stage, partition)
+        model = self.initializer.build_model(partition, stage)
         if before is not None and clusters is partition is not None:
             model.clusters = before.clusters
         if before is not None and keep_labels:
@@ -490,8 +489,7 @@ class Trainer:
         if partition is None:
             partition, labels = self._cluster(with_encoder=True), model.labels
             self.run.save_partition(partition)
-            model = self.initializer.build_model(partition)
-            self.initializer.init_classifiers(model, stage, partition)
+            model = self.initializer.build_model(partition, stage)
             model.labels = labels
             model.to(self.device)
         with self.run.timed("edges"):
