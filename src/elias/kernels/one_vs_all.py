@@ -16,8 +16,10 @@ from torch import Tensor
 from elias.kernels import every_label_bce, product
 from elias.kernels.plain import ranking_key, split_ranking_key
 
-_CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**24}
-"""Logits or weights per chunk, in float32: 2 MB, which fit into a CPU's cache, or 64 MB."""
+_CHUNK_NUMBERS = 2**24
+"""Logits or weights per chunk: 64 MB in float32."""
+_CACHED_NUMBERS = 2**19
+"""Logits or weights per chunk of the loss on a CPU: 2 MB, so that its passes stay in the cache."""
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.
@@ -105,7 +107,8 @@ class _EveryLabelLoss(torch.autograd.Function):
         dense = (None, None) if update else (torch.empty_like(weight), torch.empty_like(bias))
         by_embedding = torch.zeros_like(embedding)
         total = torch.zeros((), device=embedding.device)
-        for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size):
+        most = _CHUNK_NUMBERS if embedding.is_cuda else _CACHED_NUMBERS
+        for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size, most):
             loss, residual, by_bias = every_label_bce(
                 embedding, rows, row_bias, positives - first, scale
             )
@@ -127,9 +130,12 @@ class _EveryLabelLoss(torch.autograd.Function):
 
 
 def _chunks(
-    embedding: Tensor, weight: Tensor, bias: Tensor, size: int | None
+    embedding: Tensor, weight: Tensor, bias: Tensor, size: int | None, most: int = _CHUNK_NUMBERS
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the first label, the weights in float32 and the biases of each chunk."""
-    size = size or max(1, _CHUNK_NUMBERS[weight.device.type] // max(embedding.shape))
+    """Yield the first label, the weights in float32 and the biases of each chunk.
+
+    A chunk has ``size`` labels or, if that is None, at most ``most`` logits and weights.
+    """
+    size = size or max(1, most // max(embedding.shape))
     for first in range(0, len(weight), size):
         yield first, weight[first : first + size].float(), bias[first : first + size]
