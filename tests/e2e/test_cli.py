@@ -632,7 +632,7 @@ MISTAKES = {
     "train {data} --dry-run --preset wordnet": "presets: ",
     "train {data} --dry-run --device cpu --set index.kind=graph"
     " --set index.label_storage=compact": "set it to 'full'",
-    "train {data} --out {tmp}/a/run --set encoder.min_count=9999": "lower encoder.min_count",
+    "train {data} --out {tmp}/run --set encoder.min_count=5": "was removed: words of two texts",
     "train {data} --out {tmp}/run --set encoder.model={tmp}/empty": ("empty"),
     "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",

@@ -221,6 +221,7 @@ _OLD_RERANK = {"loss": "squared-hinge", "names": False}
 """Values assumed for ranker keys that older configurations lack."""
 _REMOVED: dict[str, Any] = {
     "encoder.capture": True,
+    "encoder.min_count": lambda part: part["min_count"] if part["min_count"] in (None, 1) else 2,
     "stages.warmup": 0.1,
     "stages.max_grad_norm": 0.0,
     "rerank.min_count": 1,
@@ -241,6 +242,7 @@ No removed key affects the predictions of a saved model.
 """
 _REPLACED = {
     "encoder.kind": "set encoder.model to bag, minilm, a folder or a hub id",
+    "encoder.min_count": "words of two texts are read, and of one in fewer than 80 training texts",
     "rerank.transform": "it follows from rerank.loss",
     "rerank.sharpness": "it is chosen on held-out points",
     "rerank.tree_leaf": "it follows from rerank.trees",

@@ -153,7 +153,6 @@ _STAGES: dict[tuple[str, str], dict[str, Any]] = {
 class ResolvedEncoder(EncoderConfig):
     """An `EncoderConfig` in which no size is None."""
 
-    min_count: int
     pooling: Literal["mean", "cls"] = "mean"
     max_length: int = MAX_LENGTHS[0]
 
@@ -252,12 +251,10 @@ def fill_sizes(
         held_out = validation_size(n_points, refits=refits)
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
-    # in a small corpus, few words occur in two texts
-    min_count = config.encoder.min_count or (1 if n_points < 100 else 2)
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_fill_encoder(config.encoder, min_count, n_bytes),
+        encoder=_fill_encoder(config.encoder, n_bytes),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
@@ -265,7 +262,7 @@ def fill_sizes(
     )
 
 
-def _fill_encoder(encoder: EncoderConfig, min_count: int, n_bytes: int | None) -> ResolvedEncoder:
+def _fill_encoder(encoder: EncoderConfig, n_bytes: int | None) -> ResolvedEncoder:
     pooling, length = encoder.pooling, encoder.max_length
     pretrained = encoder.kind == "transformer"
     if pooling is None:
@@ -273,9 +270,7 @@ def _fill_encoder(encoder: EncoderConfig, min_count: int, n_bytes: int | None) -
     if length is None:
         limit = pretrained_max_tokens(encoder.model) if pretrained else None
         length = min(max_length(n_bytes), limit or MAX_LENGTHS[-1])
-    return _narrow(
-        ResolvedEncoder, encoder, min_count=min_count, pooling=pooling, max_length=length
-    )
+    return _narrow(ResolvedEncoder, encoder, pooling=pooling, max_length=length)
 
 
 def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[ResolvedStage, ...]:

@@ -141,9 +141,6 @@ class EncoderConfig:
     """bag: the dimension of the hidden layer in the residual block."""
     char_ngrams: tuple[int, int] = (3, 5)
     """bag: shortest and longest character n-gram; (0, 0) for words only."""
-    min_count: int | None = None
-    """bag: minimum number of training texts that contain a word or n-gram. Derived: 2, or 1 for
-    fewer than 100 texts."""
     max_features: int = 400_000
     """bag: maximum number of words and n-grams; the most frequent are kept."""
     token_dropout: float = 0.5
@@ -154,7 +151,7 @@ class EncoderConfig:
         for name in ("dropout", "token_dropout"):
             value = getattr(self, name)
             require(0 <= value < 1, f"encoder.{name} must be in [0, 1), not {value}")
-        _at_least(1, self, "encoder", "dim", "hidden_dim", "min_count", "max_features")
+        _at_least(1, self, "encoder", "dim", "hidden_dim", "max_features")
         _at_least(1, self, "encoder", "bottleneck", "windows")
         _at_least(3, self, "encoder", "max_length")
         _check_span(self.char_ngrams, "encoder.char_ngrams")

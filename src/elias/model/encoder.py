@@ -17,6 +17,9 @@ from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
 
+FEW_TEXTS = 80
+"""From this number of texts on, the bag reads only words and n-grams that two texts contain."""
+
 
 class TextEncoder(nn.Module):
     """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
@@ -149,14 +152,12 @@ def build_encoder(
     featurizer = Featurizer.fit(
         texts,
         char_ngrams=config.char_ngrams,
-        min_count=config.min_count,
+        min_count=1 if len(texts) < FEW_TEXTS else 2,
         max_features=config.max_features,
     )
     if not featurizer.n_features:
-        if config.min_count == 1:
-            raise DataError(f"the {len(texts)} training texts contain no word; check the texts")
         raise DataError(
-            f"no word occurs in at least {config.min_count} of the {len(texts)} training texts; "
-            "lower encoder.min_count or check the texts"
+            f"the {len(texts)} training texts contain no word, or none that occurs twice; check "
+            "the texts"
         )
     return BagEncoder(config, featurizer, featurizer.n_features)

@@ -111,15 +111,6 @@ def test_more_is_held_out_only_where_the_ranker_trains_on_it_in_the_end():
     assert sizes == [800, 400, 400]
 
 
-@pytest.mark.parametrize(
-    ("n_points", "given", "expected"), [(2, None, 1), (99, None, 1), (100, None, 2), (2, 3, 3)]
-)
-def test_in_few_texts_a_word_counts_that_stands_in_one(n_points, given, expected):
-    config = EliasConfig().override({"encoder.min_count": given})
-
-    assert config.resolve(n_points, n_labels=10).encoder.min_count == expected
-
-
 def test_a_stage_given_in_part_takes_the_other_values_from_the_defaults():
     config = EliasConfig.from_dict({"stages": [{"name": "only", "epochs": 3}]})
 

@@ -394,34 +394,44 @@ def test_the_longest_text_a_model_reads_is_embedded(tiny_bert):
 
 
 def test_the_kind_decides_which_encoder_is_built(tiny_bert):
-    bag = build_encoder(ResolvedEncoder(dim=8, min_count=2), ["red cod", "red tape"], None)
-    ready = build_encoder(ResolvedEncoder(dim=8, min_count=1), None, 7)
-    config = ResolvedEncoder(model=tiny_bert, min_count=1)
-    pretrained = build_encoder(config, TEXTS, None)
+    bag = build_encoder(ResolvedEncoder(dim=8, char_ngrams=(0, 0)), ["red cod"], None)
+    ready = build_encoder(ResolvedEncoder(dim=8), None, 7)
+    pretrained = build_encoder(ResolvedEncoder(model=tiny_bert), TEXTS, None)
 
     assert isinstance(bag, BagEncoder)
-    assert bag.featurizer.words == ("red",)
+    assert bag.featurizer.words == ("red", "cod")
     assert isinstance(ready, BagEncoder)
     assert (ready.featurizer, ready.vectors.shape) == (None, (7, 8))
     assert isinstance(pretrained, TransformerEncoder)
 
 
 @pytest.mark.parametrize(
-    ("config", "texts", "reason"),
+    ("texts", "reason"),
     [
-        (ResolvedEncoder(min_count=1), None, "neither texts nor features"),
-        (ResolvedEncoder(min_count=2), ["red", "cod"], "lower encoder.min_count"),
-        (ResolvedEncoder(min_count=1), ["?", ""], "the 2 training texts contain no word"),
+        (None, "neither texts nor features"),
+        (["?", ""], "the 2 training texts contain no word"),
+        ([f"word{i}" for i in range(100)], "or none that occurs twice"),
     ],
 )
-def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
+def test_a_corpus_the_encoder_cannot_read_is_refused(texts, reason):
     with pytest.raises(DataError, match=reason):
-        build_encoder(config, texts, None)
+        build_encoder(ResolvedEncoder(char_ngrams=(0, 0)), texts, None)
+
+
+def test_in_few_texts_a_word_counts_that_stands_in_one():
+    config = ResolvedEncoder(dim=8, char_ngrams=(0, 0))
+
+    few, many = (
+        build_encoder(config, ["red cod", *["red tape"] * (n - 1)], None) for n in (79, 80)
+    )
+
+    assert "cod" in few.featurizer.words
+    assert "cod" not in many.featurizer.words
 
 
 def test_a_transformer_is_the_wrong_choice_for_features_without_text():
     with pytest.raises(ConfigError, match=r"encoder\.model: .* only 'bag' can read features"):
-        build_encoder(ResolvedEncoder(model="minilm", min_count=1), None, 7)
+        build_encoder(ResolvedEncoder(model="minilm"), None, 7)
 
 
 @pytest.mark.skipif(not MINILM.is_dir(), reason="the MiniLM weights are not here")
