@@ -268,7 +268,7 @@ def test_two_processes_do_not_write_one_output(model, table, tmp_path):
 BAD_ROWS = {
     "bad.jsonl": ('{"text": "a"}\n{"text": "b"}\n{"text":\n', "bad.jsonl:3: not a JSON object"),
     "none.jsonl": ('{"text": "a"}\n{"id": 2}\n', "none.jsonl:2: no 'text' in this row"),
-    "list.jsonl": ('{"text": "a"}\n{"text": ["b"]}\n', "list.jsonl:2: holds list"),
+    "list.jsonl": ('{"text": "a"}\n{"text": ["b"]}\n', "list.jsonl:2: column 'text' holds ['b']"),
     "short.csv": ("id,text\n1,a\n2\n", "short.csv:3: 1 cells in this row but 2 columns"),
     "empty.txt": ("", "empty.txt: is empty"),
 }

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -34,6 +34,7 @@ from elias.data.readers.parquet import as_parquet, list_table, open_parquet
 from elias.data.readers.table import (
     FULL_TEXT,
     KINDS,
+    Rows,
     TableFile,
     TableReader,
     full_text_folders,
@@ -69,6 +70,7 @@ _FOREIGN = {
 _JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of objects
 _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
+_TEXT_ROWS = 256  # rows of a file of texts to predict that are read at a time
 _CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
 _CACHE_VERSION = 3
 _ROLES = ("text", "labels", "header")
@@ -740,13 +742,14 @@ class TextFile:
             for number, text in enumerate(iter_lines(self.path, self.options.encoding), start=1):
                 yield TextRow(number, text.removesuffix("\n").removesuffix("\r"))
             return
-        wanted = [*self.columns, *self.keep]
+        wanted = list(dict.fromkeys([*self.columns, *self.keep]))
         # a single text column must be in every row; other columns may be missing in some rows
         required = self.columns if len(self.columns) == 1 else ()
-        for line, cells in TableFile(self.path, self.kind, self.options).rows(wanted, required):
-            parts = cells[: len(self.columns)]
-            text = " ".join(filter(None, (_text(part, self.path, line) for part in parts)))
-            yield TextRow(line, text, tuple(cells[len(self.columns) :]))
+        table = TableFile(self.path, self.kind, self.options)
+        for rows in table.chunks("", wanted, required, max_rows=_TEXT_ROWS):
+            kept = zip(*(rows.columns[name] for name in self.keep), strict=True)
+            cells = kept if self.keep else repeat(())
+            yield from map(TextRow, rows.lines, rows.texts(self.columns), cells)
 
     def arrow_types(self) -> dict[str, Any]:
         """Return the Arrow types of the columns in ``keep`` if the file is Parquet, else ``{}``."""
@@ -766,13 +769,6 @@ def json_text_rows(
 ) -> Iterator[TextRow]:
     """Yield the rows of JSON lines. Errors call the file ``source``, for example stdin."""
     path, columns = Path(source), [column, *keep]
-    for line, [text, *cells] in json_cells(path, lines, columns, columns):
-        yield TextRow(line, _text(text, path, line), tuple(cells))
-
-
-def _text(value: Any, path: Path, line: int) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str | int | float):
-        raise data_error(path, f"holds {type(value).__name__}, which is not a text", line)
-    return str(value)
+    for line, cells in json_cells(path, lines, columns, columns):
+        (text,) = Rows(path, "", {column: cells[:1]}, [line]).texts((column,))
+        yield TextRow(line, text, tuple(cells[1:]))

@@ -221,8 +221,7 @@ class TableReader(base.Reader):
             check_columns(file.path, [name], file.names)
         split = self._columns.split
         for rows in self._read([name] if split is None else list(dict.fromkeys([name, split]))):
-            cells = ("" if label_cells.is_missing(x) else str(x) for x in rows.columns[name])
-            yield from zip(rows.splits(split), cells, strict=True)
+            yield from zip(rows.splits(split), rows.texts((name,)), strict=True)
 
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
         required = [name for name in self._required if name in names]
@@ -360,8 +359,16 @@ class TableFile:
             return named_columns(self.path, self.options.text, self.names)
         return guess_text(self.path, self.sample(), set())[0]
 
-    def chunks(self, split: str, wanted: Sequence[str], required: Sequence[str]) -> Iterator[Rows]:
+    def chunks(
+        self,
+        split: str,
+        wanted: Sequence[str],
+        required: Sequence[str],
+        *,
+        max_rows: int | None = None,
+    ) -> Iterator[Rows]:
         """Yield the rows in chunks with a limited number of rows and characters."""
+        max_rows = max_rows or files.CHUNK_ROWS
         lines: list[int] = []
         columns: list[list[Any]] = [[] for _ in wanted]
         size = 0
@@ -371,7 +378,7 @@ class TableFile:
                 column.append(cell)
                 if isinstance(cell, _SIZED):
                     size += len(cell)
-            if len(lines) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
+            if len(lines) >= max_rows or size >= files.CHUNK_CHARACTERS:
                 yield Rows(self.path, split, dict(zip(wanted, columns, strict=True)), lines)
                 lines, columns, size = [], [[] for _ in wanted], 0
         if lines:
