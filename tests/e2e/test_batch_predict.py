@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import signal
+import threading
 import time
 import tracemalloc
 
@@ -155,10 +156,10 @@ def test_an_interrupted_file_resumes_to_the_same_bytes(model, table, tmp_path, k
     stopping, _ = stop_after(model, 2, StoppedError())
 
     with pytest.raises(StoppedError):
-        predict_file(stopping, broken, top_k=3)
+        predict_file(model, broken, predict=stopping.predict, top_k=3)
     assert not broken.out.exists()
     counting, answered = stop_after(model, 99, StoppedError())
-    done = predict_file(counting, broken, top_k=3)
+    done = predict_file(model, broken, predict=counting.predict, top_k=3)
 
     assert (done.texts, done.resumed, answered) == (7, 4, [2, 1])
     assert broken.out.read_bytes() == whole.out.read_bytes()
@@ -167,14 +168,33 @@ def test_an_interrupted_file_resumes_to_the_same_bytes(model, table, tmp_path, k
     ]  # fmt: skip
 
 
-def test_at_most_one_chunk_of_texts_is_predicted_at_a_time(model, tmp_path):
+def test_each_call_predicts_a_chunk_of_texts(model, tmp_path):
     source = tmp_path / "in.txt"
     source.write_text("roda\n" * 1000)
     counting, answered = stop_after(model, 999, StoppedError())
 
     predict_file(counting, FileTask.plan(TextFile.find(source), tmp_path / "o.txt", chunk_size=64))
 
-    assert answered == [64] * 15 + [40]
+    assert sorted(answered) == [40] + [64] * 15
+
+
+def test_chunks_predicted_in_pairs_give_the_bytes_of_one_after_the_other(model, tmp_path):
+    source, threads = tmp_path / "in.txt", set()
+    source.write_text("".join(f"roda vepi {i}\n" for i in range(500)))
+    pairs, single = (
+        FileTask.plan(TextFile.find(source), tmp_path / f"{name}.jsonl", chunk_size=32)
+        for name in ("pairs", "single")
+    )
+
+    def predict(texts, **options):
+        threads.add(threading.get_ident())
+        return model.predict(texts, **options)
+
+    predict_file(model, pairs)
+    predict_file(model, single, predict=predict)
+
+    assert threads == {threading.get_ident()}
+    assert pairs.out.read_bytes() == single.out.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.parquet", "in.jsonl", "in.txt"])
@@ -222,20 +242,19 @@ def test_a_killed_command_resumes(run, tmp_path):
 
 def test_an_interrupt_reports_the_progress(model, table, tmp_path):
     stopping, _ = stop_after(model, 1, KeyboardInterrupt())
+    task = FileTask.plan(TextFile.find(table), tmp_path / "o.csv", chunk_size=2)
 
     with pytest.raises(
         KeyboardInterrupt, match="2 of 7 texts are done; run the same command to resume"
     ):
-        predict_file(
-            stopping, FileTask.plan(TextFile.find(table), tmp_path / "o.csv", chunk_size=2)
-        )
+        predict_file(model, task, predict=stopping.predict)
 
 
 def test_chunks_of_different_requests_are_not_mixed(model, table, tmp_path):
     task = FileTask.plan(TextFile.find(table), tmp_path / "o.jsonl", chunk_size=2)
     stopping, _ = stop_after(model, 2, StoppedError())
     with pytest.raises(StoppedError):
-        predict_file(stopping, task, top_k=2)
+        predict_file(model, task, predict=stopping.predict, top_k=2)
     table.write_text(table.read_text().replace("vepi", "roda"))
 
     with pytest.raises(DataError, match="used another input, another options; run"):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from filelock import FileLock, Timeout
 
 import elias
@@ -24,6 +26,7 @@ from elias.data.load import TextFile, TextRow
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat
+from elias.kernels.device import limit_threads
 from elias.persistence.manifest import fingerprint
 from elias.progress import progress, progress_disabled
 from elias.text.batches import prefetch
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
     from elias.inference.predictor import Elias
     from elias.predictions import Predictions
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-CHUNK = 4096
-"""Default number of texts in a chunk. An interruption loses the work on at most one chunk."""
+CHUNK = 2048
+"""Default number of texts in a chunk. An interruption loses the work on at most three chunks."""
 TEXT = "text"
 """Name of the output column with the text, which is written if no input column is kept."""
 _STATE_FILE = "state.json"
@@ -133,7 +138,7 @@ def predict_file(
             when work is resumed.
         task: The input file and the output file.
         predict: Function to call instead of ``model.predict``, for example one that distributes the
-            texts over several processes.
+            texts over several processes. It is called for one chunk after the other.
         options: Arguments of `Elias.predict`: ``top_k``, ``threshold``, ``only``, ``without``,
             ``component``, ``batch_size``.
 
@@ -158,6 +163,10 @@ def predict_file(
         rows = islice(task.source.rows(), n_chunks * task.chunk_size, None)
         chunks = iter(lambda: list(islice(rows, task.chunk_size)), [])
 
+        def answer(chunk: list[TextRow]) -> tuple[list[TextRow], list[str], Predictions]:
+            texts, _ = sanitize([row.text for row in chunk])
+            return chunk, texts, (predict or model.predict)(texts, **options)
+
         def write(number: int, chunk: list[TextRow], texts: list[str], found: Predictions) -> int:
             columns: dict[str, Sequence[Any]] = {TEXT: texts}
             if task.source.keep:
@@ -170,20 +179,23 @@ def predict_file(
 
         try:
             # while a chunk is predicted, the next one is read and the previous one written
+            on_cpu = next(model.model.parameters()).device.type == "cpu"
             with (
                 progress("Predicting", n_texts) as advance,
                 progress_disabled(),
                 closing(prefetch(chunks, depth=1)) as ahead,
+                ExitStack() as exits,
                 ThreadPoolExecutor(1, thread_name_prefix="elias-write") as writer,
             ):
                 advance(resumed)
                 written: Future[int] | None = None
-                for chunk in ahead:
-                    texts, _ = sanitize([row.text for row in chunk])
-                    predictions = (predict or model.predict)(texts, **options)
+                answers = map(answer, ahead)
+                if on_cpu and predict is None:
+                    answers = exits.enter_context(closing(_map_in_pairs(answer, ahead)))
+                for parts in answers:
                     if written is not None:
                         advance(written.result())
-                    written = writer.submit(write, n_chunks, chunk, texts, predictions)
+                    written = writer.submit(write, n_chunks, *parts)
                     n_chunks += 1
                 if written is not None:
                     advance(written.result())
@@ -199,6 +211,32 @@ def predict_file(
         for part in parts:
             part.unlink()
     return FileDone(n_texts, resumed)
+
+
+def _map_in_pairs(
+    function: Callable[[Item], Result], items: Iterable[Item]
+) -> Generator[Result, None, None]:
+    """Yield ``function(item)`` for each item in order, while two threads work on two items.
+
+    Each thread uses half of the CPU cores. Python code of one item then runs beside compiled code
+    of the other.
+    """
+    share = max(1, torch.get_num_threads() // 2)
+
+    def work(item: Item) -> Result:
+        with limit_threads(share):
+            return function(item)
+
+    pool, pending = ThreadPoolExecutor(2, "elias-predict"), deque[Future[Result]]()
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > 2:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str, Any]:

@@ -183,12 +183,13 @@ def search_member(
 ) -> Candidates:
     """Return the candidates of one member, with embeddings φ(x) if they are needed later."""
     index, rerank = member.config.index, member.config.rerank
-    options = replace(options, embed=member.added is not None or rerank.embedding != "none")
-    if set(components) <= {member.components[0]}:
-        return search(member.model, tokens, index, options)
-    options = replace(options, top_k=max(options.top_k, rerank.candidates))
-    candidates = search(member.model, tokens, index, options)
-    return candidates if rerank.embedding == "none" else add_embedding(member, candidates, tokens)
+    reranks = not set(components) <= {member.components[0]}
+    top_k = max(options.top_k, rerank.candidates) if reranks else options.top_k
+    embed = member.added is not None or rerank.embedding != "none"
+    candidates = search(member.model, tokens, index, replace(options, top_k=top_k, embed=embed))
+    if reranks and rerank.embedding != "none":
+        candidates = add_embedding(member, candidates, tokens)
+    return candidates
 
 
 def search(

@@ -77,7 +77,20 @@ def rank_all(
     width = min(top_k, sizes.shortlist_size, n_labels)
     ids = np.full((n_texts, width), n_labels, dtype=np.int64)
     scores = np.zeros((n_texts, width), dtype=np.float32)
-    phi: NDArray[np.float32] | None = None
+    phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32) if embed else None
+
+    use_graphs, is_cpu = model.encoder.takes_padded, model.labels.weight.is_cpu
+    if is_cpu and not use_graphs and 0 < n_texts <= batch_size:  # overhead counts for one text
+        order = np.argsort(np.diff(tokens.offsets), kind="stable")
+        with evaluating(model):
+            embedding = model.encoder(collate(tokens, order)).float()
+            labels, p = model.rank(embedding, sizes, width, blocked)
+            ids[order], scores[order] = labels.numpy(), p.numpy()
+            if phi is not None:
+                phi[order] = embedding.numpy()
+        scores[ids >= n_labels] = PADDING_SCORE
+        return Candidates(ids, scores, phi)
+
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
@@ -85,15 +98,13 @@ def rank_all(
         ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
         scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
 
-    use_graphs = model.encoder.takes_padded
     with (
         graphs.captured(model, sizes, width, blocked, n_texts) if use_graphs else nullcontext()
     ) as captured:
         gather: Gather = collate
         if captured is not None:
             gather = partial(graphs.pad, model.encoder, batch_size)
-        elif embed:
-            phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32)
+            phi = None
         for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
             if captured is not None and isinstance(batch, PaddedBatch):
                 labels, p = captured(batch.ids, batch.lengths, full=batch.full)

@@ -119,11 +119,13 @@ class BagEncoder(TextEncoder):
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each text."""
         assert batch.weights is not None
-        weights = nn.functional.dropout(batch.weights, self.token_dropout, self.training)
+        weights = batch.weights
+        if self.training:
+            weights = nn.functional.dropout(weights, self.token_dropout)
         summed = bag_sum(self.vectors, batch.ids, batch.offsets, weights)  # (B, D)
         mixed = summed + self.narrow(nn.functional.gelu(self.widen(summed)))
-        embedding: Tensor = self.dropout(self.norm(mixed))
-        return embedding
+        embedding: Tensor = self.norm(mixed)
+        return self.dropout(embedding) if self.training else embedding
 
 
 def build_encoder(

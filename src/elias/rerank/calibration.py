@@ -48,6 +48,8 @@ FOREST_FEATURE_SHARE = 0.5
 MAX_VALUES = 1024
 """Maximum number of distinct values of a feature. Features with more are reduced to quantiles."""
 _PAIRS_PER_CHUNK = 1 << 15  # pairs that a thread evaluates at a time
+_PAIRS_PER_BLOCK = 256  # pairs that descend a tree together
+_1, _5, _31, _32, _LOW_BITS = map(np.uint64, (1, 5, 31, 32, 2**32 - 1))
 LEAF = -1
 """Feature index that marks a leaf."""
 TREE_DTYPES: dict[str, type] = {
@@ -120,11 +122,11 @@ class Calibration:
         point = np.arange(len(targets)) if points is None else np.ravel(points)
         starts = np.flatnonzero(np.diff(point, prepend=-1))
         pairs_of_point = np.diff(np.append(starts, len(point)))
-        thresholds = [_thresholds(column, targets) for column in features.T]
+        thresholds = [_thresholds(column, targets) for column in features]
         bins = np.stack(
-            [np.searchsorted(*split) for split in zip(thresholds, features.T, strict=True)], axis=1
+            [np.searchsorted(*split) for split in zip(thresholds, features, strict=True)], axis=1
         ).astype(np.uint16)
-        n_features, n_inner = features.shape[1], 2**depth - 1
+        n_features, n_inner = len(features), 2**depth - 1
         forest = n_trees > 1
         n_considered = max(1, int(FOREST_FEATURE_SHARE * n_features)) if forest else n_features
 
@@ -156,7 +158,7 @@ class Calibration:
                 name: np.concatenate([tree[name] for tree in trees]).astype(dtype)
                 for name, dtype in TREE_DTYPES.items()
             },
-            n_features=features.shape[1],
+            n_features=n_features,
         )
 
     @cached_property
@@ -167,16 +169,23 @@ class Calibration:
         return np.setdiff1d(np.arange(len(self.feature)), children)
 
     @cached_property
-    def _nodes(self) -> tuple[Array, Array, Array, Array, Array]:
-        """The arguments of `_mean_value`. They are unsigned, so that numba omits checks."""
+    def _nodes(self) -> tuple[Array, Array, Array, Array, Array, int]:
+        """The arguments of `_mean_value`. Indices are unsigned, so that numba omits checks."""
         leaf, own = self.feature == LEAF, np.arange(len(self.feature))
         left, right = np.where(leaf, own, self.left), np.where(leaf, own, self.right)
+        # for float32 features, equal to comparing with the float64 threshold
+        threshold = self.threshold.astype(np.float32)
+        below = np.nextafter(threshold, np.float32(-np.inf))
+        depth, level = 0, self.roots
+        while not leaf[level].all():
+            depth, level = depth + 1, np.unique([left[level], right[level]])
         return (
             self.roots.astype(np.uint32),
             np.where(leaf, 0, self.feature).astype(np.uint32),
-            self.threshold,
+            np.where(threshold > self.threshold, below, threshold),
             np.stack([left, right], axis=1).ravel().astype(np.uint32),
             self.value,
+            depth,
         )
 
     def probability(
@@ -188,18 +197,18 @@ class Calibration:
     ) -> NDArray[np.float64]:
         """Return the calibrated score T of each pair. The arguments are as in `fit`."""
         features = _features(scores, relevances, frequencies, extra)
-        if features.shape[1] != self.n_features:
-            raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
-        probability = np.empty(len(features))
-        if len(features) <= _PAIRS_PER_CHUNK:
-            _mean_value(features, *self._nodes, probability)
-            return probability.reshape(np.shape(scores))
+        n_features, n_pairs = features.shape
+        if n_features != self.n_features:
+            raise ValueError(f"expected {self.n_features} features, not {n_features}")
+        probability = np.empty(n_pairs)
 
-        def work(rows: range, _: None) -> None:
-            part = slice(rows.start, rows.stop)
-            _mean_value(features[part], *self._nodes, probability[part])
+        def work(pairs: range, _: None) -> None:
+            _mean_value(pairs.start, pairs.stop, features, self._nodes, probability)
 
-        list(thread_map(work, split_range(len(features), _PAIRS_PER_CHUNK), lambda: None))
+        if n_pairs <= _PAIRS_PER_CHUNK:
+            work(range(n_pairs), None)
+        else:
+            list(thread_map(work, split_range(n_pairs, _PAIRS_PER_CHUNK), lambda: None))
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -241,10 +250,10 @@ def _features(
     frequencies: NDArray[Any],
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return the features (p, q, p·q, n_ℓ, …) of each pair as float32, as scikit-learn does."""
+    """Return the features (p, q, p·q, n_ℓ, …) as float32 rows, one value for each pair."""
     p, q = np.asarray(scores, np.float32), np.asarray(relevances, np.float32)
-    columns = (p, q, p * q, frequencies, *extra)
-    return np.stack(columns, axis=-1, dtype=np.float32).reshape(-1, len(columns))
+    rows = (p, q, p * q, frequencies, *extra)
+    return np.stack(rows, dtype=np.float32).reshape(len(rows), -1)
 
 
 def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -359,28 +368,34 @@ def _best_split(
 
 @njit(cache=True, nogil=True)
 def _mean_value(
+    begin: int,
+    end: int,
     features: NDArray[np.float32],
-    roots: NDArray[np.uint32],
-    feature: NDArray[np.uint32],
-    threshold: NDArray[np.float64],
-    children: NDArray[np.uint32],
-    value: NDArray[np.float64],
+    nodes: tuple[Array, Array, Array, Array, Array, int],
     out: NDArray[np.float64],
 ) -> None:
-    """Write for each row the value of the leaf that it reaches, averaged over all trees.
+    """Write for each pair the value of the leaf that it reaches, averaged over all trees.
 
-    ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its own
-    child. A child is chosen by its index, because the CPU would often mispredict a branch.
+    All pairs of a block take a step before any takes the next one, so that the CPU overlaps their
+    steps. ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its
+    own child. A child is chosen by its index, because the CPU would often mispredict a branch.
     """
-    for row in range(features.shape[0]):
-        total = 0.0
-        for tree in range(roots.shape[0]):
-            node = roots[tree]
-            while children[2 * node] != node:
-                goes_left = features[row, feature[node]] <= threshold[node]
-                node = children[2 * node + (not goes_left)]
-            total += value[node]
-        out[row] = total / roots.shape[0]
+    roots, feature, threshold, children, value, depth = nodes
+    reached = np.empty(_PAIRS_PER_BLOCK, np.uint32)
+    for first in range(begin, end, _PAIRS_PER_BLOCK):
+        n_pairs = min(_PAIRS_PER_BLOCK, end - first)
+        out[first : first + n_pairs] = 0
+        for root in roots:
+            reached[:n_pairs] = root
+            for _ in range(depth):
+                for i in range(n_pairs):
+                    node = reached[i]
+                    goes_left = features[feature[node], first + i] <= threshold[node]
+                    reached[i] = children[2 * node + (not goes_left)]
+            for i in range(n_pairs):
+                out[first + i] += value[reached[i]]
+        for i in range(first, first + n_pairs):
+            out[i] /= roots.shape[0]
 
 
 class NameOverlap(NamedTuple):
@@ -498,9 +513,9 @@ class LabelNames:
         """
         n_labels = len(self.starts) - 1
         out = np.full((features.shape[0], min(count, n_labels)), n_labels)
-        data, columns, starts, _ = as_rows(features)
         known = np.ascontiguousarray(candidates)  # numba compiles its loops once more for slices
-        _propose((data, columns, starts), self._labels_of_features, known, allowed, out)
+        arrays = (as_rows(features), self._labels_of_features, known, allowed, out)
+        run_on_points(_propose, (n_labels, np.float32), "Proposing labels", *arrays)
         return out
 
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
@@ -516,7 +531,7 @@ class LabelNames:
         out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
         names = (self.starts, self.columns, self._totals)
         arrays = (as_rows(features), names, self.idf, candidates, out)
-        run_on_points(_compare, (len(self.idf), np.float32), "Comparing names", *arrays)
+        run_on_points(_compare, (len(self.idf) // 32 + 1, np.uint64), "Comparing names", *arrays)
         return out
 
 
@@ -524,64 +539,79 @@ class LabelNames:
 def _compare(
     begin: int,
     end: int,
-    buffer: NDArray[Any],
+    words: NDArray[np.uint64],
     rows: Rows,
     names: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     idf: NDArray[Any],
     candidates: NDArray[Any],
     out: tuple[NDArray[Any], NDArray[Any]],
 ) -> None:
+    """Write the overlap of the points' features with the names of their candidates.
+
+    Most features of names are not in the text. ``words`` tells which are, and is small enough for
+    the fast caches of a CPU: for every 32 features, a bit each, and above these bits the position
+    of the first one in ``rows``.
+    """
     data, columns, starts, _ = rows
     name_starts, name_columns, totals = names
     n_labels = name_starts.shape[0] - 1
     for row in range(begin, end):
-        for j in range(starts[row], starts[row + 1]):
-            buffer[columns[j]] = data[j]
+        for j in range(starts[row + 1] - 1, starts[row] - 1, -1):
+            column = np.uint64(columns[j])
+            bits = words[column >> _5] & _LOW_BITS | _1 << (column & _31)
+            words[column >> _5] = np.uint64(j) << _32 | bits
         for k in range(candidates.shape[1]):
             label = candidates[row, k]
             shared, covered, whole = 0.0, 0.0, 0.0
             if label < n_labels:
                 whole = totals[label]
-                for j in range(name_starts[label], name_starts[label + 1]):
-                    column = name_columns[j]
-                    if buffer[column] > 0:
+                for i in range(name_starts[label], name_starts[label + 1]):
+                    column = np.uint64(name_columns[i])
+                    word = words[column >> _5]
+                    if word >> (column & _31) & _1:
+                        j = word >> _32
+                        while columns[j] != column:
+                            j += _1
                         weight = np.float64(idf[column])
-                        shared += weight * buffer[column]
+                        shared += weight * data[j]
                         covered += weight * weight
             out[0][row, k] = shared / np.sqrt(whole) if whole > 0 else 0.0
             out[1][row, k] = covered / whole if whole > 0 else 0.0
         for j in range(starts[row], starts[row + 1]):
-            buffer[columns[j]] = 0.0
+            words[columns[j] >> _5] = 0
 
 
 @njit(cache=True, nogil=True)
 def _propose(
-    rows: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    begin: int,
+    end: int,
+    likeness: NDArray[np.float32],
+    rows: Rows,
     labels_of_features: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     candidates: NDArray[Any],
     allowed: NDArray[np.bool_],
     out: NDArray[np.int64],
 ) -> None:
     """Write the labels of the highest likeness to ``out``. Of equal ones, the first labels win."""
-    data, columns, starts = rows
+    data, columns, starts, _ = rows
     weights, labels, label_starts = labels_of_features
     n_labels, count = allowed.shape[0], out.shape[1]
-    likeness, touched = np.zeros(n_labels, np.float32), np.empty(n_labels, np.int64)
-    best = np.empty(count, np.float32)
-    for row in range(out.shape[0]):
+    best, touched = np.empty(count, np.float32), np.empty(n_labels, np.int32)
+    for row in range(begin, end):
         n_touched, n_best = 0, 0
         for j in range(starts[row], starts[row + 1]):
+            value = data[j]
             for i in range(label_starts[columns[j]], label_starts[columns[j] + 1]):
                 label = labels[i]
-                if likeness[label] == 0:
+                before = likeness[label]
+                if before == 0:
                     touched[n_touched] = label
                     n_touched += 1
-                likeness[label] += data[j] * weights[i]
+                likeness[label] = before + value * weights[i]
         for k in range(candidates.shape[1]):
             if candidates[row, k] < n_labels:
                 likeness[candidates[row, k]] = 0
-        for i in range(n_touched):
-            label = touched[i]
+        for label in touched[:n_touched]:
             value, likeness[label] = likeness[label], 0
             if value <= 0 or not allowed[label]:
                 continue

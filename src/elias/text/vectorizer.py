@@ -311,7 +311,8 @@ class Featurizer:
         for words in word_lists:
             for word in words:
                 # extending an array by an array copies memory at once, without a Python loop
-                ids.extend(known[word] if word in known else self._look_up(word))
+                own = known.get(word)  # once, because another thread may clear the cache
+                ids.extend(self._look_up(word) if own is None else own)
             if self.word_ngrams > 1:
                 known_ids = self._word_ids
                 joined = word_ngrams_of(words, self.word_ngrams)

@@ -42,7 +42,7 @@ def dense_nearness(texts, names, idf, candidates):
 )
 def test_name_overlap_equals_that_of_dense_matrices(seed, n_points, width, density):
     rng = np.random.default_rng(seed)
-    n_labels, n_features = 6, 9
+    n_labels, n_features = 6, 100
     texts = rng.random((n_points, n_features)) * (rng.random((n_points, n_features)) < density)
     texts /= np.maximum(np.linalg.norm(texts, axis=1, keepdims=True), 1e-12)
     names = rng.random((n_labels, n_features)) < density

@@ -15,12 +15,15 @@ from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from elias.kernels.threads import split_range, thread_map
+
 Array: TypeAlias = NDArray[Any]
 
 ZERO: Any = np.int64(0)  # for a literal 0, numba would compile what it is passed to once more
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
+_FEW_ROWS = 64  # up to this number of sums, one thread is faster than starting several
 _SLOTS_PER_CHUNK = 64  # number of shortlist slots processed for all rows before the next slots
 
 
@@ -28,9 +31,19 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
     """Return the weighted sum of vectors of each bag of ids, with a sparse gradient."""
     if torch.is_grad_enabled():
         return _BagSum.apply(weight, ids, offsets, coefficients)
+    # not by numba's own threads: they may abort if two threads of Python predict at the same time
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
     numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
-    _sum_rows(weight.detach().numpy(), *numbers, out.numpy())
+    arrays = (weight.detach().numpy(), *numbers, out.numpy())
+
+    def work(rows: range, _: None) -> None:
+        _sum_rows(rows.start, rows.stop, *arrays)
+
+    if len(out) <= _FEW_ROWS:
+        work(range(len(out)), None)
+    else:
+        spans = split_range(len(out), -(-len(out) // (4 * get_num_threads())))
+        list(thread_map(work, spans, lambda: None))
     return out
 
 
@@ -149,14 +162,21 @@ def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> No
         total[d] += (c[0] * r0[d] + c[1] * r1[d]) + (c[2] * r2[d] + c[3] * r3[d])
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
-def _sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _sum_rows(
+    begin: int,
+    end: int,
+    weight: Array,
+    ids: Array,
+    offsets: Array,
+    coefficients: Array,
+    out: Array,
+) -> None:
     """Write ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1].
 
     Ids beyond the last row of ``weight`` are ignored.
     """
-    n_rows = out.shape[0]
-    for row in prange(n_rows):
+    for row in range(begin, end):
         total = out[row]
         total[:] = 0.0
         _add_rows(weight, ids[offsets[row] : offsets[row + 1]], coefficients[offsets[row] :], total)

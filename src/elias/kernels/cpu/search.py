@@ -178,17 +178,10 @@ def kth_lowest(values: Array, k: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def sample_size(n_beam: int, n_edges: int) -> int:
-    """Return the length of the ``sample`` array that `score_threshold` needs."""
-    return n_beam * (n_edges // _STRIDE + 1)
-
-
-@njit(cache=True, nogil=True)
-def score_threshold(
-    beam: Array, beam_log: Array, ordered: OrderedEdges, n_paths: int, sample: Array
-) -> np.float32:
-    """Return a score that about ``n_paths`` paths of a row reach, or -inf to select all paths."""
-    n_clusters = ordered.logs.shape[0]
+def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
+    """Return the negative scores of every 16th path of a row, for `score_threshold`."""
+    n_clusters, n_edges = ordered.logs.shape
+    sample = np.empty(beam.shape[0] * (n_edges // _STRIDE + 1), dtype=np.float32)
     count = 0
     for position in range(beam.shape[0]):
         cluster = beam[position]
@@ -198,9 +191,15 @@ def score_threshold(
         for rank in range(_STRIDE - 1, ordered.sizes[cluster], _STRIDE):
             sample[count] = -(score + min(ordered.logs[cluster, rank], _SATURATED))
             count += 1
-    if n_paths // _STRIDE >= count:
+    return sample[:count]
+
+
+@njit(cache=True, nogil=True)
+def score_threshold(sample: Array, n_paths: int) -> np.float32:
+    """Return a score that about ``n_paths`` paths of a row reach, or -inf to select all paths."""
+    if n_paths // _STRIDE >= sample.shape[0]:
         return EMPTY
-    threshold: np.float32 = -kth_lowest(sample[:count], n_paths // _STRIDE)
+    threshold: np.float32 = -kth_lowest(sample, n_paths // _STRIDE)
     return threshold
 
 
@@ -321,17 +320,17 @@ def _reach(
     ordered: OrderedEdges,
     n_keep: int,
     walked: Array,
-    sample: Array,
     best: BestPaths,
 ) -> int:
     """Walk a row's paths, best first, until ``n_keep`` labels are reached or no path is left."""
     walked[:] = 0
+    sample = sample_paths(beam, beam_log, ordered)
     nothing = np.empty(0, dtype=np.bool_)
     n_reached = ZERO
     n_paths = n_keep + n_keep // 2
     threshold = np.float32(np.inf)
     while n_reached < n_keep and threshold != EMPTY:
-        threshold = score_threshold(beam, beam_log, ordered, n_paths, sample)
+        threshold = score_threshold(sample, n_paths)
         n_reached = walk(beam, beam_log, ordered, threshold, walked, best, n_reached, nothing)
         n_paths *= 2
     return n_reached
@@ -359,10 +358,9 @@ def _expand_some(
     others = np.ones(n_labels, dtype=np.bool_)
     spare, starts = np.empty(n_keep, dtype=np.int32), np.empty(1 << n_bits, dtype=np.int32)
     walked = np.empty(n_beam, dtype=np.int64)
-    sample = np.empty(sample_size(n_beam, ordered.logs.shape[1]), dtype=np.float32)
     for row in range(rows[0], n_rows, rows[1]):
         beam, beam_log = beams[0][row], beams[1][row]
-        n_reached = _reach(beam, beam_log, ordered, n_keep, walked, sample, best)
+        n_reached = _reach(beam, beam_log, ordered, n_keep, walked, best)
         _find_wanted(
             wanted[row], others, beam, beam_log, ordered, walked, best, n_reached, out_wanted[row]
         )
@@ -482,14 +480,12 @@ def _rank_rows(
     scratch: _Scratch,
     outs: tuple[Array, Array],
 ) -> None:
-    n_beam = beam.shape[1]
-    sample = np.empty(sample_size(n_beam, index.edges.logs.shape[1]), dtype=np.float32)
-    walked = np.empty(n_beam, dtype=np.int64)
+    walked = np.empty(beam.shape[1], dtype=np.int64)
     for row in range(span[0], span[1]):
         walked[:] = 0
         top = (outs[0][row], outs[1][row])
         row_beam = (beam[row], beam_log[row])
-        n_reached = _choose(embedding[row], row_beam, index, scratch, sizes, (sample, walked), top)
+        n_reached = _choose(embedding[row], row_beam, index, scratch, sizes, walked, top)
         for i in range(n_reached):
             scratch.best.scores[scratch.best.reached[i], 0] = EMPTY
 
@@ -501,7 +497,7 @@ def _choose(
     index: _Index,
     scratch: _Scratch,
     sizes: tuple[int, int],
-    spare: tuple[Array, Array],
+    walked: Array,
     out: tuple[Array, Array],
 ) -> int:
     """Write the top k labels of a point to ``out``, and return the number of labels reached.
@@ -511,15 +507,14 @@ def _choose(
     with the last of them at its root.
     """
     shortlist_size, n_first = sizes
-    sample, walked = spare
-    best = scratch.best
+    best, sample = scratch.best, sample_paths(beam[0], beam[1], index.edges)
     top, top_log = out
     n_top = top.shape[0]
     done, n_reached = ZERO, ZERO
     n_paths = max(n_first, n_top)
     threshold = np.float32(np.inf)
     while done < shortlist_size and threshold != EMPTY:
-        threshold = score_threshold(beam[0], beam[1], index.edges, n_paths, sample)
+        threshold = score_threshold(sample, n_paths)
         n_reached = walk(
             beam[0], beam[1], index.edges, threshold, walked, best, n_reached, index.blocked
         )
