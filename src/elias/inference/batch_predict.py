@@ -11,7 +11,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -179,23 +179,20 @@ def predict_file(
 
         try:
             # while a chunk is predicted, the next one is read and the previous one written
-            on_cpu = next(model.model.parameters()).device.type == "cpu"
+            in_pairs = predict is None and model.model.labels.weight.is_cpu
             with (
                 progress("Predicting", n_texts) as advance,
                 progress_disabled(),
                 closing(prefetch(chunks, depth=1)) as ahead,
-                ExitStack() as exits,
+                closing(_answers(answer, ahead, in_pairs=in_pairs)) as answers,
                 ThreadPoolExecutor(1, thread_name_prefix="elias-write") as writer,
             ):
                 advance(resumed)
                 written: Future[int] | None = None
-                answers = map(answer, ahead)
-                if on_cpu and predict is None:
-                    answers = exits.enter_context(closing(_map_in_pairs(answer, ahead)))
-                for parts in answers:
+                for chunk, texts, predictions in answers:
                     if written is not None:
                         advance(written.result())
-                    written = writer.submit(write, n_chunks, *parts)
+                    written = writer.submit(write, n_chunks, chunk, texts, predictions)
                     n_chunks += 1
                 if written is not None:
                     advance(written.result())
@@ -213,19 +210,22 @@ def predict_file(
     return FileDone(n_texts, resumed)
 
 
-def _map_in_pairs(
-    function: Callable[[Item], Result], items: Iterable[Item]
+def _answers(
+    answer: Callable[[Item], Result], items: Iterable[Item], *, in_pairs: bool
 ) -> Generator[Result, None, None]:
-    """Yield ``function(item)`` for each item in order, while two threads work on two items.
+    """Yield ``answer(item)`` for each item in order.
 
-    Each thread uses half of the CPU cores. Python code of one item then runs beside compiled code
-    of the other.
+    If ``in_pairs``, two threads work on two items, each with half of the CPU cores. Python code of
+    one item then runs beside compiled code of the other.
     """
+    if not in_pairs:
+        yield from map(answer, items)
+        return
     share = max(1, torch.get_num_threads() // 2)
 
     def work(item: Item) -> Result:
         with limit_threads(share):
-            return function(item)
+            return answer(item)
 
     pool, pending = ThreadPoolExecutor(2, "elias-predict"), deque[Future[Result]]()
     try:

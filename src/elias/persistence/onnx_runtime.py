@@ -139,7 +139,7 @@ class OnnxModel:
             featurizer = self._featurizer  # its `transform` would need scipy
             words = (words_of(text, symbols=featurizer.reads_symbols) for text in texts)
             terms = featurizer.feature_ids(words)
-            indptr, ids, values = weigh_terms(*terms, featurizer.idf, len(featurizer.words))
+            indptr, ids, values = weigh_terms(*terms, featurizer.idf, len(featurizer.words), False)
             name, lengths, pad_id = "weights", np.diff(indptr), 0
         else:
             clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]

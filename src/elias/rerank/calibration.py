@@ -196,19 +196,22 @@ class Calibration:
         extra: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
         """Return the calibrated score T of each pair. The arguments are as in `fit`."""
-        features = _features(scores, relevances, frequencies, extra)
-        n_features, n_pairs = features.shape
-        if n_features != self.n_features:
+        if N_TREE_FEATURES + len(extra) != self.n_features:
+            n_features = N_TREE_FEATURES + len(extra)
             raise ValueError(f"expected {self.n_features} features, not {n_features}")
-        probability = np.empty(n_pairs)
-
-        def work(pairs: range, _: None) -> None:
-            _mean_value(pairs.start, pairs.stop, features, self._nodes, probability)
-
-        if n_pairs <= _PAIRS_PER_CHUNK:
-            work(range(n_pairs), None)
+        p = np.ravel(scores).astype(np.float32, copy=False)
+        q = np.ravel(relevances).astype(np.float32, copy=False)
+        others = np.array([np.ravel(values) for values in (frequencies, *extra)], dtype=np.float32)
+        probability = np.empty(p.size)
+        arrays = (p, q, others, self._nodes, probability)
+        if p.size <= _PAIRS_PER_CHUNK:
+            _mean_value(0, p.size, *arrays)
         else:
-            list(thread_map(work, split_range(n_pairs, _PAIRS_PER_CHUNK), lambda: None))
+
+            def work(pairs: range, _: None) -> None:
+                _mean_value(pairs.start, pairs.stop, *arrays)
+
+            list(thread_map(work, split_range(p.size, _PAIRS_PER_CHUNK), lambda: None))
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -370,27 +373,36 @@ def _best_split(
 def _mean_value(
     begin: int,
     end: int,
-    features: NDArray[np.float32],
+    p: NDArray[np.float32],
+    q: NDArray[np.float32],
+    others: NDArray[np.float32],
     nodes: tuple[Array, Array, Array, Array, Array, int],
     out: NDArray[np.float64],
 ) -> None:
     """Write for each pair the value of the leaf that it reaches, averaged over all trees.
 
-    All pairs of a block take a step before any takes the next one, so that the CPU overlaps their
-    steps. ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its
-    own child. A child is chosen by its index, because the CPU would often mispredict a branch.
+    The features of a pair are p, q, p·q and the values in its column of ``others``. All pairs of a
+    block take a step before any takes the next one, so that the CPU overlaps their steps.
+    ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its own
+    child. A child is chosen by its index, because the CPU would often mispredict a branch.
     """
     roots, feature, threshold, children, value, depth = nodes
     reached = np.empty(_PAIRS_PER_BLOCK, np.uint32)
+    features = np.empty((3 + others.shape[0], _PAIRS_PER_BLOCK), np.float32)
     for first in range(begin, end, _PAIRS_PER_BLOCK):
         n_pairs = min(_PAIRS_PER_BLOCK, end - first)
+        for i in range(n_pairs):
+            features[0, i], features[1, i] = p[first + i], q[first + i]
+            features[2, i] = p[first + i] * q[first + i]
+            for j in range(others.shape[0]):
+                features[3 + j, i] = others[j, first + i]
         out[first : first + n_pairs] = 0
         for root in roots:
             reached[:n_pairs] = root
             for _ in range(depth):
                 for i in range(n_pairs):
                     node = reached[i]
-                    goes_left = features[feature[node], first + i] <= threshold[node]
+                    goes_left = features[feature[node], i] <= threshold[node]
                     reached[i] = children[2 * node + (not goes_left)]
             for i in range(n_pairs):
                 out[first + i] += value[reached[i]]

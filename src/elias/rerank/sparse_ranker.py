@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix, hstack, issparse
 
 from elias.errors import DataError
 from elias.kernels.threads import split_range, thread_map_progress
-from elias.text.vectorizer import Featurizer, scale_rows, unit_rows
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
     from elias.config import RerankConfig
@@ -100,9 +100,7 @@ class RankerFeatures:
         """
         if isinstance(inputs, Sequence):
             if self.featurizer is not None:
-                features = self.featurizer.transform(inputs)
-                scale_rows(features.indptr, features.data)
-                return features
+                return self.featurizer.transform(inputs, unit=True)
             if self.n_features == 0:
                 return csr_matrix((len(inputs), 0), dtype=np.float32)
             raise DataError("this ranker was trained on features; pass a CSR matrix")

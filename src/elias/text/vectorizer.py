@@ -260,16 +260,19 @@ class Featurizer:
         featurizer = cls.fit(split, **options)
         return featurizer, featurizer.transform(split)
 
-    def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Return the features (N, words + n-grams) in float32. Unknown words are ignored."""
+    def transform(self, texts: Sequence[str], *, unit: bool = False) -> csr_matrix:
+        """Return the features (N, words + n-grams) in float32. Unknown words are ignored.
+
+        Words and n-grams are each scaled to length 1. If ``unit``, then the whole row is, too.
+        """
         from scipy.sparse import csr_matrix
 
-        starts, ids, weights = self.weigh(texts)
+        starts, ids, weights = self.weigh(texts, unit=unit)
         if len(ids) <= np.iinfo(np.int32).max:
             starts = starts.astype(np.int32)  # scipy would do the same, but slowly
         return csr_matrix((weights, ids, starts), shape=(len(starts) - 1, len(self.idf)))
 
-    def weigh(self, texts: Sequence[str]) -> Weights:
+    def weigh(self, texts: Sequence[str], *, unit: bool = False) -> Weights:
         """Return the features of texts as arrays, see `weigh_terms`."""
         firsts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[Weights] = []
@@ -281,7 +284,7 @@ class Featurizer:
                     partial(words_of, symbols=self.reads_symbols), texts[first : first + _CHUNK]
                 )
                 terms = self.feature_ids(words)
-            chunks.append(weigh_terms(*terms, self.idf, len(self.words)))
+            chunks.append(weigh_terms(*terms, self.idf, len(self.words), unit))
         if len(chunks) == 1:
             return chunks[0]
         starts, ids, weights = zip(*chunks, strict=True)
@@ -389,7 +392,11 @@ def count_texts(
 
 @njit(cache=True, nogil=True)
 def weigh_terms(
-    starts: NDArray[np.int64], terms: NDArray[np.int32], idf: NDArray[np.float32], n_words: int
+    starts: NDArray[np.int64],
+    terms: NDArray[np.int32],
+    idf: NDArray[np.float32],
+    n_words: int,
+    unit: bool,
 ) -> Weights:
     """Weigh the terms of each text by (1 + log tf)·idf, and scale words and n-grams to unit norm.
 
@@ -398,6 +405,7 @@ def weigh_terms(
         terms: Term ids in any order, including repeats.
         idf: Inverse document frequency of every id.
         n_words: Number of words. Ids below it are words; the rest are character n-grams.
+        unit: Finally scale the words and n-grams of each text together to unit norm.
 
     Returns:
         The weights in CSR layout (indptr, sorted indices, data).
@@ -423,6 +431,8 @@ def weigh_terms(
         _to_unit_length(weights[first:border])
         _to_unit_length(weights[border:end])
         out_starts[text + 1] = end
+    if unit:
+        scale_rows(out_starts, weights)
     return out_starts, ids[:end].copy(), weights[:end].copy()
 
 

@@ -35,13 +35,13 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
     numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
     arrays = (weight.detach().numpy(), *numbers, out.numpy())
-
-    def work(rows: range, _: None) -> None:
-        _sum_rows(rows.start, rows.stop, *arrays)
-
     if len(out) <= _FEW_ROWS:
-        work(range(len(out)), None)
+        _sum_rows(0, len(out), *arrays)
     else:
+
+        def work(rows: range, _: None) -> None:
+            _sum_rows(rows.start, rows.stop, *arrays)
+
         spans = split_range(len(out), -(-len(out) // (4 * get_num_threads())))
         list(thread_map(work, spans, lambda: None))
     return out
