@@ -144,7 +144,7 @@ def _measure_groups(
 
 
 def _print_json(results: Mapping[str, Any]) -> None:
-    """Print all values as one object, in which thresholds and groups are objects if they exist."""
+    """Print the values of all sections as one object. Thresholds and groups stay nested."""
     values: dict[str, Any] = {}
     for section, part in results.items():
         if section not in ("thresholds", "groups"):

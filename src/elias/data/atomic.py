@@ -255,7 +255,7 @@ class ArrayWriter:
         self._file.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
 
     def close(self) -> None:
-        """Write the header, unless this has been done."""
+        """Write the header, unless it is already written."""
         if not self._file.closed:
             with self._file as file:
                 file.seek(0)

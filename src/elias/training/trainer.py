@@ -820,8 +820,8 @@ class Trainer:
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.
 
-        Keep those of a model that is trained further: the held-out points may be training points of
-        that model, which flatters what was fitted to them.
+        Keep those of a model that is trained further: the held-out points may be its training
+        points, so components that were fitted on them would look better than they are.
         """
         if model.reranker is None or not self._drops_unhelpful or self._earlier_reranker():
             return

@@ -482,7 +482,7 @@ class TableFile:
 
     @cached_property
     def _quoting(self) -> int:
-        """Return whether quotation marks have a meaning, as a constant of `csv`.
+        """Return the constant of `csv` that says whether cells can be quoted.
 
         Many TSV files do not use quoting. A quotation mark is then an ordinary character. A TSV
         file is quoted if some cells are, and all its rows can be read this way.

@@ -124,7 +124,7 @@ class MatrixReader(base.IdReader):
     """Reads a folder of label matrices, feature matrices and lines of text."""
 
     def __init__(self, folder: Path, options: base.ReadOptions) -> None:
-        """Find out which file names the folder has."""
+        """Determine which naming scheme the files of the folder follow."""
         self._file_names = PECOS
         if not has_matrices(folder, PECOS):
             self._file_names = TEXT_MATRICES
