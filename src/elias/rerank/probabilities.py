@@ -40,7 +40,7 @@ _STEPS = 200
 _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
 PER_LABEL = "per-label"
-_RARE_POWERS = (0.25, 0.5, 0.75, 1.0)
+_RARE_POWERS = tuple(step / 10 for step in range(11))
 """Powers of the frequency to divide the scores of a label by, for ``macro-f1``."""
 MIN_LABEL_POINTS = 20
 """Minimum number of held-out points of a label for a threshold of its own."""
@@ -78,7 +78,7 @@ class Probabilities:
     by_label: Mapping[int, float] = field(default_factory=dict)
     """Thresholds of single labels for ``per-label``. All other labels use the one of ``f1``."""
     weights: Mapping[int, float] = field(default_factory=dict)
-    """Weights of labels for ``macro-f1``, if every point has one label and `rules` are worse.
+    """Weights of labels for ``macro-f1``, if every held-out point has exactly one label.
 
     A point then gets the label with the highest product of score and weight."""
 
@@ -107,29 +107,14 @@ class Probabilities:
         precision = np.divide(right, assigned, out=np.ones_like(right), where=assigned > 0)
         is_best = np.nonzero(known)[1] == 0
         rules = _choose_rules(steps, ids, relevant, is_best, labels)
+        weights: dict[int, float] = {}
+        if (np.diff(labels.indptr) == 1).all():
+            rules = dict.fromkeys(F1_TARGETS, (1.0, True))
+            weights = _rare_weights(predictions, labels)
         lowest = round(_STEPS * rules["f1"][0])
         by_label = _label_thresholds(steps, ids, relevant, labels, lowest)
-        learned = cls(knots, values, precision, right / max(labels.nnz, 1), rules, by_label)
-        return replace(learned, weights=learned._rare_weights(predictions, labels))
-
-    def _rare_weights(self, predictions: Predictions, labels: csr_matrix) -> dict[int, float]:
-        """Return the `weights` with the best macro-F1, or none if the rule of macro-F1 is better.
-
-        They favour rare labels: n^-τ, where n - 1 points have the label.
-        """
-        if not (np.diff(labels.indptr) == 1).all():
-            return {}
-        ranked = replace(predictions, probabilities=self.of(predictions.scores))
-        lowest, keep_best = self.rules["macro-f1"]
-        best = f1_metrics(ranked.threshold(lowest, keep_best=keep_best), labels)["macro-F1"]
-        counts = np.bincount(labels.indices, minlength=labels.shape[1]) + 1.0
-        chosen = {}
-        for power in _RARE_POWERS:
-            weights = dict(enumerate((counts**-power).tolist()))
-            value = f1_metrics(predictions.best_by(weights), labels)["macro-F1"]
-            if value > best:
-                best, chosen = value, weights
-        return chosen
+        recall = right / max(labels.nnz, 1)
+        return cls(knots, values, precision, recall, rules, by_label, weights)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score. Padding has probability 0."""
@@ -145,8 +130,8 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
-                ``"macro-f1"`` chooses the highest mean F1 of the labels; `weights` may replace the
-                threshold. ``"per-label"`` is like ``"f1"``, but some labels have their own
+                ``"macro-f1"`` chooses the highest mean F1 of the labels; `weights` may change the
+                best label. ``"per-label"`` is like ``"f1"``, but some labels have their own
                 thresholds (`by_label`). See also `keeps_best`.
 
         Raises:
@@ -338,8 +323,6 @@ def _choose_rules(
 ) -> dict[str, tuple[float, bool]]:
     """Return the best decision rule for each of `F1_TARGETS` on held-out points.
 
-    If every point has exactly one label, the rule of F1 assigns the best label and no other.
-
     Args:
         steps: (M,) result of `_steps` for each predicted (point, label) pair.
         ids: (M,) label of each pair.
@@ -372,9 +355,22 @@ def _choose_rules(
             for name, value in zip(F1_TARGETS, values, strict=True):
                 if value > best[name]:
                     best[name], rules[name] = value, (step / _STEPS, keep_best)
-    if (np.diff(labels.indptr) == 1).all():
-        rules["f1"] = (1.0, True)
     return rules
+
+
+def _rare_weights(predictions: Predictions, labels: csr_matrix) -> dict[int, float]:
+    """Return the weights of labels with the best macro-F1 if every point gets one label.
+
+    They favour rare labels: n^-τ, where n - 1 points have the label. For τ = 0, return none.
+    """
+    counts = np.bincount(labels.indices, minlength=labels.shape[1]) + 1.0
+    best, chosen = -1.0, {}
+    for power in _RARE_POWERS:
+        weights = dict(enumerate((counts**-power).tolist())) if power else {}
+        value = f1_metrics(predictions.best_by(weights), labels)["macro-F1"]
+        if value > best:
+            best, chosen = value, weights
+    return chosen
 
 
 def _label_thresholds(
