@@ -295,11 +295,11 @@ class Reranker:
 
         Labels without training points are not proposed: the ranker does not know them.
         """
-        allowed = self.frequencies > 0
+        allowed = self._trained
         if self.names is None or not self.n_proposed or candidates.ids.shape[1] >= len(allowed):
             return candidates
         if blocked is not None:
-            allowed &= ~blocked[: len(allowed)]
+            allowed = allowed & ~blocked[: len(allowed)]
         more = self.names.propose(psi, candidates.ids, allowed, self.n_proposed)
         ids = np.concatenate([candidates.ids, more], axis=1)
         p = np.where(more < len(allowed), 0, PADDING_SCORE).astype(np.float32)
@@ -333,6 +333,11 @@ class Reranker:
         """The components that this reranker has, in order."""
         parts = {RERANK: self.ranker, CALIBRATE: self.calibration, NAMES: self.by_name}
         return tuple(name for name, part in parts.items() if part is not None)
+
+    @cached_property
+    def _trained(self) -> NDArray[np.bool_]:
+        """(L,) mask of the labels with training points."""
+        return self.frequencies > 0
 
     def rerank(
         self,
