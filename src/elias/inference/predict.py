@@ -56,8 +56,11 @@ MAX_RANKED_CHOICES = 10_000
 _POWER_OF_CHANCE = 2.5
 """q is about the probability of relevance to this power, as measured on held-out points."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
-FEW_TEXTS = 16
-"""Maximum number of texts for which a bag encoder and its search use a single thread."""
+FEW_TEXTS, FEW_TOKENS = 16, 64
+"""Maximum number of texts (bag encoder) or tokens (transformer) that a single thread searches.
+
+For so little work, threads that wait for each other take longer as soon as a core is busy.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,8 @@ def search(
             n_choices = min(int((~blocked).sum()), MAX_RANKED_CHOICES)
             sizes = SearchSizes(model.graph.n_clusters, max(sizes.shortlist_size, n_choices))
         blocked = blocked[: model.n_labels].to(model.labels.weight.device)
-    few = len(tokens.offsets) <= FEW_TEXTS + 1 and isinstance(model.encoder, BagEncoder)
+    is_bag = isinstance(model.encoder, BagEncoder)
+    few = len(tokens.offsets) <= FEW_TEXTS + 1 if is_bag else len(tokens.ids) <= FEW_TOKENS
     ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):
         while True:
