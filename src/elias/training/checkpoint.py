@@ -208,6 +208,11 @@ def restore_state(
     return earlier, None if partition is None else partition.numpy()
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Return whether a folder has any checkpoint or finished member, damaged or not."""
+    return next(folder.glob("[!.]*"), None) is not None
+
+
 class Checkpoints:
     """Schedule, write, find and read the checkpoints of one run."""
 
@@ -226,10 +231,6 @@ class Checkpoints:
     def enabled(self) -> bool:
         """Return whether checkpoints are written."""
         return self.config.keep > 0
-
-    def exist(self) -> bool:
-        """Return whether the folder has any checkpoint or finished member, damaged or not."""
-        return next(self.folder.glob("[!.]*"), None) is not None
 
     def due(self) -> bool:
         """Return whether a checkpoint should be written after a training step."""
@@ -544,7 +545,7 @@ def resume(
 
 def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[Elias], Path | None]:
     """Return the finished members and the checkpoint to resume from."""
-    if run.checkpoints is None or not run.checkpoints.exist():
+    if run.checkpoints is None or not has_checkpoints(run.checkpoints.folder):
         return [], None
     run.checkpoints.remove_partial()
     members: list[Elias] = []

@@ -27,7 +27,7 @@ from elias.data.atomic import staged_file
 from elias.distributed import SingleProcess, World
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
-from elias.training.checkpoint import Checkpoints
+from elias.training.checkpoint import Checkpoints, has_checkpoints
 from elias.training.loggers import LOGGER_FOLDERS, Loggers, open_loggers
 
 if TYPE_CHECKING:
@@ -407,8 +407,7 @@ def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
 
 def can_resume(folder: Path) -> bool:
     """Return whether a folder has an unfinished run with a checkpoint or a finished member."""
-    has_checkpoint = next((folder / CHECKPOINTS_FOLDER).glob("[!.]*"), None) is not None
-    return has_checkpoint and not (folder / MODEL_FOLDER).exists()
+    return has_checkpoints(folder / CHECKPOINTS_FOLDER) and not (folder / MODEL_FOLDER).exists()
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:

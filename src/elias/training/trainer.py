@@ -534,11 +534,11 @@ class Trainer:
                     label_points=self.label_points,
                 ).run()
             self.report_stage(stage, model, best_epoch)
-            if self._score(stage) > -math.inf and position + 1 < len(self.config.stages):
+            best = -math.inf if self.earlier is None else self.earlier.metadata["score"]
+            if self._score(stage) > best and position + 1 < len(self.config.stages):
                 current = self._snapshot(model, position)
                 weights = {name: t.detach().cpu().clone() for name, t in current.tensors.items()}
-                if self.earlier is None or self._score(stage) > self.earlier.metadata["score"]:
-                    self.earlier = Checkpoint(current.metadata, weights)
+                self.earlier = Checkpoint(current.metadata, weights)
             if checkpoints is not None:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
