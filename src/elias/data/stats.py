@@ -19,6 +19,7 @@ _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 PERCENTILES = (10, 50, 90, 99)
 _WORD = re.compile(r"\w+")
 _NOTICEABLE = 0.05  # share of points from which a hint is given
+_SAMPLED_TEXTS = 1000  # training texts that are checked for empty ones
 _FEW_LABELS = 20  # with fewer labels, it is not unusual that most one-word labels occur once
 _LONG_NAME = 12  # words
 
@@ -164,6 +165,11 @@ def training_hints(train: Split, n_labels: int) -> list[str]:
         hints.append("there is only one training point; a useful model needs thousands")
     elif texts is not None and all(text == texts[0] for text in texts):
         hints.append("all training texts are the same; check the text column")
+    elif texts is not None:
+        sample = [texts[i] for i in range(0, len(texts), -(-len(texts) // _SAMPLED_TEXTS))]
+        empty = sum(not text.strip() for text in sample) / len(sample)
+        if empty >= _NOTICEABLE:
+            hints.append(f"{empty:.0%} of the training texts are empty; check the text column")
     return hints
 
 

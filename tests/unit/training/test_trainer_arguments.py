@@ -51,6 +51,7 @@ def test_a_call_without_data_or_with_another_configuration_is_refused():
         (["a cod", "a wine"], [["x"], ["x"]], "only one label"),
         (["a cod"], [["x", "y"]], "only one training point"),
         (["a cod"] * 4, [["x"], ["y"]] * 2, "all training texts are the same"),
+        (["a cod", " "] * 2, [["x"], ["y"]] * 2, "50% of the training texts are empty"),
     ],
 )
 def test_a_corpus_that_teaches_nothing_is_trained_with_a_warning(caplog, texts, labels, warning):
