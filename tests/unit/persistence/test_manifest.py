@@ -76,7 +76,7 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("learned", [True, False])
 def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
-    config = make_config(min_count=1)
+    config = make_config()
     model = make_model(config, learned=learned)
 
     loaded = load(save(tmp_path / "model", model, config), "cpu")
@@ -92,7 +92,7 @@ def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
 
 
 def test_labels_in_bfloat16_take_half_the_space_and_predict_the_same_on_a_cpu(tmp_path):
-    config = make_config(min_count=1)
+    config = make_config()
     model = make_model(config)
     model.labels.weight.data = model.labels.weight.data.bfloat16().float()  # as a GPU leaves them
     compact = config.override({"index.label_storage": "compact"}).resolve(1000, N_LABELS)
@@ -494,7 +494,7 @@ def test_a_config_with_unknown_keys_is_refused(saved):
         ({"kind": "features", "n_features": -1}, "encoder.n_features is -1"),
         ({"kind": "bag", "n_words": 1, "n_ngrams": 0}, "encoder.char_ngrams is None"),
         (
-            {"kind": "bag", "n_words": 27, "n_ngrams": 0, "char_ngrams": [3]},
+            {"kind": "bag", "n_words": 82, "n_ngrams": 0, "char_ngrams": [3]},
             "char_ngrams is [3], not two",
         ),
         (
@@ -643,7 +643,7 @@ def test_eight_bits_differ_by_at_most_half_a_step_of_the_row(matrix):
 @pytest.mark.parametrize("kind", ["bag", "transformer"])
 def test_a_compact_model_is_smaller_predicts_nearly_the_same_and_stays_compact(kind, tmp_path):
     changes = {"model": save_tiny_bert(tmp_path / "bert")} if kind == "transformer" else {}
-    config = make_config(min_count=1, **changes)
+    config = make_config(**changes)
     model = make_model(config)
     full = save(tmp_path / "full", model, config)
 

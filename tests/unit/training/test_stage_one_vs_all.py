@@ -22,7 +22,7 @@ from elias.training.stage import Points
 from elias.training.trainer import Trainer
 
 N_LABELS, N_POINTS = 12, 60
-ENCODER = {"dim": 16, "hidden_dim": 16, "char_ngrams": (0, 0), "min_count": 1}
+ENCODER = {"dim": 16, "hidden_dim": 16, "char_ngrams": (0, 0)}
 STAGE = ResolvedStage(name="one-vs-all", epochs=6, batch_size=16, label_lr=0.02)
 CONFIG = replace(EliasConfig().override({"index.kind": "all"}), stages=(STAGE,))
 

@@ -39,7 +39,7 @@ def run(stages, seen=None, *, index=INDEX, init_from=None):
     truth = rng.random((40, N_LABELS)) < 0.2
     truth[:, 11] = False
     texts = [" ".join(f"word{label}" for label in np.flatnonzero(row)) for row in truth]
-    encoder = EncoderConfig(dim=8, hidden_dim=8, char_ngrams=(0, 0), min_count=1)
+    encoder = EncoderConfig(dim=8, hidden_dim=8, char_ngrams=(0, 0))
     config = EliasConfig(
         index=index, stages=stages, encoder=encoder, eval=EvalConfig(validation_size=0)
     )
