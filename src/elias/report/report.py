@@ -133,7 +133,7 @@ def _target(run: Path, out: Path | None) -> Path:
 
 
 def _run_folder(folder: Path) -> Path | None:
-    """Return the run folder for a run folder or its model folder, or None if there is no run."""
+    """Return the run folder if ``folder`` is a run folder or its model folder, otherwise None."""
     run = folder.parent if folder.name == MODEL_FOLDER else folder
     return next((path for path in (folder, run) if (path / METRICS_FILE).exists()), None)
 

@@ -379,12 +379,13 @@ def _mean_value(
     nodes: tuple[Array, Array, Array, Array, Array, int],
     out: NDArray[np.float64],
 ) -> None:
-    """Write for each pair the value of the leaf that it reaches, averaged over all trees.
+    """Write the prediction of each pair: the mean over all trees of the value of its leaf.
 
     The features of a pair are p, q, p·q and the values in its column of ``others``. All pairs of a
-    block take a step before any takes the next one, so that the CPU overlaps their steps.
-    ``children[2 * node]`` is the left child of a node, the right one follows; a leaf is its own
-    child. A child is chosen by its index, because the CPU would often mispredict a branch.
+    block go down one level before any pair goes down the next, so that the CPU can overlap them.
+    The children of a node are ``children[2 * node]`` (left) and ``children[2 * node + 1]``; a leaf
+    is its own child. The child is computed as an index, because a branch would often be
+    mispredicted.
     """
     roots, feature, threshold, children, value, depth = nodes
     reached = np.empty(_PAIRS_PER_BLOCK, np.uint32)

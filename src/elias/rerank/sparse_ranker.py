@@ -198,7 +198,7 @@ class SparseRanker:
         """Train on the candidates and the relevant labels of the training points.
 
         Minimise Eq. 17 for each label with the logistic loss, or with the squared hinge loss that
-        the authors' program uses. Return the ranker and the solution of the training problem.
+        the authors' program uses. Return the ranker and the dual variables.
 
         Args:
             features: (N, F) sparse part of ψ(x), with rows of length 1.
@@ -208,9 +208,9 @@ class SparseRanker:
             config: Loss and cost.
             min_weight: Smaller weights are set to zero.
             seed: Seed of the order in which points are visited.
-            earlier: Classifiers of the first labels, to which the new ones stay close. Classifiers
-                of labels without training points do not change.
-            solution: The solution for the first points, from which training starts.
+            earlier: A ranker of the first labels, towards which their classifiers are regularised.
+                Classifiers of labels without training points do not change.
+            solution: Dual variables of an earlier fit on the first points, for a warm start.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
@@ -303,8 +303,8 @@ def run_on_points(
 ) -> None:
     """Call ``kernel(begin, end, buffer, rows, *arrays)`` for chunks of points in several threads.
 
-    Each thread has its own buffer of zeros, to which ``kernel`` restores it. ``buffer`` is its size
-    and its dtype.
+    Each thread has its own buffer of zeros, and ``kernel`` must set it to zero again. ``buffer`` is
+    the size and the dtype of this buffer.
     """
     n_points, (size, dtype) = len(rows[2]) - 1, buffer
     if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points

@@ -115,7 +115,7 @@ def _n_chunks(labels: Tensor) -> int:
 def _row_gradient(
     groups: tuple[Array, ...], coefficients: Array, vectors: Array
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the touched rows, the gradient of each row, and the sum of its coefficients."""
+    """Return the ids of the rows, the gradient of each row, and the sum of its coefficients."""
     touched = torch.from_numpy(groups[0])
     gradient = torch.empty((len(touched), vectors.shape[1]))
     sums = torch.empty(len(touched))
