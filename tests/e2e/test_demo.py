@@ -59,7 +59,7 @@ def shown(result):
 def test_the_demo_shows_stages_texts_times_and_what_to_type_next(first):
     folder, result = first
 
-    words = ["stage1", "stage2", "P@1", "PSP@5", "R@100", "true", "predicted", "elias predict"]
+    words = ["stage1", "stage2", "P@1", "PSP@5", "R@20", "true", "predicted", "elias predict"]
     assert result.code == 0
     assert all(word in result.out for word in words)
     assert result.out.count("predicted  ") == 5
