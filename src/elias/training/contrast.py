@@ -1,8 +1,8 @@
 """Stage 0: train the encoder to place texts near the texts of their labels.
 
-Each step compares a batch of texts with the text of one label of each. The loss is the
-cross-entropy over the cosines of φ, from texts to label texts and back. Other labels of a text do
-not count against it. See docs/explanation/label-text.md.
+Each step samples one label of each text in a batch, and compares the texts with the texts of these
+labels. The loss is the cross-entropy over the cosines of φ, from texts to label texts and back.
+Other labels of a text are not used as negatives. See docs/explanation/label-text.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EPOCHS = 10
 TEMPERATURE = 0.05
-"""Cosines are divided by this."""
+"""Number by which cosines are divided before the softmax."""
 
 
 def train_by_contrast(
@@ -37,14 +37,14 @@ def train_by_contrast(
 ) -> float:
     """Train the encoder on pairs of a text and one of its labels; return the last mean loss.
 
-    In each epoch one label of each text is drawn, with a probability ∝ 1/√frequency. Points without
-    a label that has a text are left out. φ has no dropout, because cosines would measure it.
+    In each epoch one label of each text is sampled, with a probability ∝ 1/√frequency. A point is
+    left out if none of its labels has a text. φ has no dropout, because it would change cosines.
 
     Args:
         encoder: The encoder, on its device.
         points: The training points.
-        label_texts: One point for each label that has a text, with this label.
-        stage: The stage that follows, for batch size and learning rates of the encoder.
+        label_texts: One point for each label that has a text, with this label as its only label.
+        stage: The first stage, whose batch size and encoder learning rates are used.
         seed: Seed of batches and labels.
     """
     rng, n_labels = np.random.default_rng(seed), points.labels.shape[1]
@@ -69,12 +69,12 @@ def train_by_contrast(
             drawn = positives[np.arange(len(rows)), keys.argmax(axis=1)]
             rows, drawn = rows[text_of[drawn] >= 0], drawn[text_of[drawn] >= 0]
             if len(rows):
-                labels, own = np.unique(drawn, return_inverse=True)
+                labels, sampled = np.unique(drawn, return_inverse=True)
                 texts = label_texts.tokens.take(text_of[labels])
                 tokens = Tokens.concatenate(points.tokens.take(rows), texts)
                 embedding = encoder(collate(tokens, np.arange(len(tokens))).to(device)).float()
                 relevant = torch.from_numpy(_relevant(points, rows, labels)).to(device)
-                loss = contrast_loss(embedding, relevant, torch.from_numpy(own).to(device))
+                loss = contrast_loss(embedding, relevant, torch.from_numpy(sampled).to(device))
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step(schedule(step, EPOCHS * per_epoch))
                 losses.append(float(loss.detach()))
@@ -83,14 +83,14 @@ def train_by_contrast(
     return float(np.mean(losses)) if losses else 0.0
 
 
-def contrast_loss(embedding: Tensor, relevant: Tensor, own: Tensor) -> Tensor:
-    """Return the mean cross-entropy of finding a text's label and a label's text.
+def contrast_loss(embedding: Tensor, relevant: Tensor, sampled: Tensor) -> Tensor:
+    """Return the mean cross-entropy of predicting each text's label and each label's text.
 
     Args:
-        embedding: (B + m, D) φ of B texts, followed by those of m label texts.
+        embedding: (B + m, D) φ of B texts, followed by φ of m label texts.
         relevant: (B, m) whether each text has each label.
-        own: (B,) the label of each pair. Other labels of its text, and other texts of the label,
-            are left out.
+        sampled: (B,) index of the label sampled for each text. Other labels of the text, and other
+            texts of the label, are not used as negatives.
 
     >>> phi = torch.eye(2).repeat(2, 1)  # each text is like its own label
     >>> right, wrong = torch.tensor([0, 1]), torch.tensor([1, 0])
@@ -98,19 +98,19 @@ def contrast_loss(embedding: Tensor, relevant: Tensor, own: Tensor) -> Tensor:
     >>> bool(near < 1e-6 < contrast_loss(phi, torch.eye(2) < 1, wrong))
     True
     """
-    n_texts = len(own)
+    n_texts = len(sampled)
     unit = functional.normalize(embedding, dim=1)
     logits = unit[:n_texts] @ unit[n_texts:].T / TEMPERATURE
-    pair = logits.gather(1, own.unsqueeze(1)).squeeze(1)
+    pair = logits.gather(1, sampled.unsqueeze(1)).squeeze(1)
     others = logits.masked_fill(relevant, -torch.inf)
     to_label = torch.logaddexp(pair, others.logsumexp(dim=1)) - pair
-    to_text = torch.logaddexp(pair, others.logsumexp(dim=0)[own]) - pair
+    to_text = torch.logaddexp(pair, others.logsumexp(dim=0)[sampled]) - pair
     return (to_label + to_text).mean() / 2
 
 
 def _relevant(
     points: Points, rows: NDArray[np.int64], labels: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return whether each of some points has each of some labels."""
+    """Return a mask (rows, labels) that is True where a point has a label."""
     relevant: NDArray[np.bool_] = points.labels[rows][:, labels].toarray() > 0
     return relevant

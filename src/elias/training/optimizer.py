@@ -76,7 +76,7 @@ class ParameterUpdate:
     """The AdamW update and optimizer state of a group of parameters."""
 
     prefix = ""
-    """Name prefix of its tensors in a checkpoint."""
+    """Prefix of the tensor names in a checkpoint."""
 
     def sum_gradients(self, world: World) -> None:
         """Sum the gradients of unsharded parameters over all processes."""
@@ -137,8 +137,8 @@ class _DenseUpdate(ParameterUpdate):
         del scales
         by_parameter: dict[int, dict[str, Tensor]] = {}
         for name, tensor in state.items():
-            number, _, moment = name.partition(".")
-            by_parameter.setdefault(int(number), {})[moment] = tensor
+            index, _, moment = name.partition(".")
+            by_parameter.setdefault(int(index), {})[moment] = tensor
         groups = self._adamw.state_dict()["param_groups"]
         self._adamw.load_state_dict({"state": by_parameter, "param_groups": groups})
 
@@ -347,8 +347,8 @@ class _UpdateGroup:
             self._scales = state["scales"].tolist()
         else:  # a checkpoint of an older version
             assert scale_at is not None
-            numbers = range(1, int(state["steps"]) + 1)
-            self._scales = [scale_at(number * self._every - 1) for number in numbers]
+            updates = range(1, int(state["steps"]) + 1)
+            self._scales = [scale_at(update * self._every - 1) for update in updates]
         for update in self.updates:
             update.restore(strip_prefix(update.prefix, state), self._scales)
 

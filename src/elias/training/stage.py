@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 Batch = TokenBatch | PaddedBatch | ShardedBatch
 
 _AVERAGES_PER_EPOCH = 10
-_STEPS_PER_CHECK = 50  # steps between checks of the losses on a GPU, because a check waits for it
+_STEPS_PER_CHECK = 50  # on a GPU; each check of the losses waits for the GPU
 _MAX_NAMED_POINTS = 10
 
 
@@ -94,11 +94,11 @@ class Points(NamedTuple):
     labels: csr_matrix
 
     def take(self, rows: NDArray[np.int64]) -> Points:
-        """Load the points with the given row numbers into memory."""
+        """Load the points with the given row indices into memory."""
         return Points(self.tokens.take(rows), self.labels[rows])
 
     def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
-        """Load points by row number, where the rows of ``more`` follow those of this object."""
+        """Load points by row index. The rows of ``more`` are counted after the rows of this."""
         n_own = len(self.tokens)
         own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
         tokens = Tokens.concatenate(own.tokens, others.tokens)
@@ -155,8 +155,8 @@ def first_non_finite(model: EliasModel, world: World = SingleProcess()) -> str:
     """Return the name of a weight that is not finite on some process, or an empty string."""
     weights = model.state_dict()
     wrong = [i for i, tensor in enumerate(weights.values(), start=1) if not all_finite(tensor)]
-    (number,) = world.max_async([max(wrong, default=0)])()
-    return list(weights)[number - 1] if number else ""
+    (position,) = world.max_async([max(wrong, default=0)])()
+    return list(weights)[position - 1] if position else ""
 
 
 @dataclass
@@ -303,7 +303,7 @@ class StageLoop:
             yield tokens.to(self._device), to_device(positives, self._device)
 
     def _batch_rows(self, epoch: _Epoch, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Yield the row numbers of each batch. Label texts are numbered after the points."""
+        """Yield the row indices of each batch. Rows of label texts follow the rows of points."""
         lengths = self.points.tokens.lengths
         if epoch.label_points is not None:
             lengths = np.concatenate([lengths, epoch.label_points.tokens.lengths])

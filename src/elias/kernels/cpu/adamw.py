@@ -1,4 +1,4 @@
-"""AdamW on all rows or, lazily, on those that a step touches, compiled by numba for the CPU."""
+"""AdamW for all rows or, lazily, for the rows that a step touches, compiled by numba."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def adamw_dense(
         variance.numpy(),
         np.arange(len(weight)),
         gradient.contiguous().numpy(),
-        np.zeros(len(weight), dtype=np.int64),  # every row has the same factors: the only column
+        np.zeros(len(weight), dtype=np.int64),  # every row uses the only column of fades
         np.array(fades, dtype=np.float32).reshape(3, 1),
         _step_rates(step, rates),
     )
@@ -80,7 +80,7 @@ def _adamw_rows(
     """Update the touched rows.
 
     ``skipped`` is the number of steps since each row's last update. ``fades[:, s]`` holds the decay
-    factors of mean, variance and weight after s such steps. ``rates`` holds the bias-corrected
+    factors of mean, variance and weight after s steps. ``rates`` holds the bias-corrected
     learning rate, ε, 1 − β₁, 1 − β₂ and the bias correction of the variance.
     Fastmath is off: with it, a freshly compiled loop and the same loop loaded from numba's cache
     could round differently.

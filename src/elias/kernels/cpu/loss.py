@@ -59,7 +59,7 @@ def shortlist_bce(
 def _find_positives(
     labels: Array, positives: Array, n_labels: int, n_chunks: int, out: Array
 ) -> None:
-    """Write to ``out`` whether each label is a positive of its row; padding (L) never is.
+    """Write to ``out`` whether each label is a positive of its row; padding (L) is never positive.
 
     The rows are divided among ``n_chunks`` workers, each with scratch memory of L + 1 entries.
     """
@@ -206,7 +206,7 @@ def _all_negatives(z: Array, bias: Array, scale: np.float32, losses: Array, sums
         whole = _ONE + small
         larger = _ONE / whole
         smaller = small * larger
-        log1p = _log(whole) + (small - (whole - _ONE)) * larger  # adds what 1 + small rounded off
+        log1p = _log(whole) + (small - (whole - _ONE)) * larger  # adds the lost bits of 1 + small
         losses[k] += max(logit, _ZERO) + log1p
         z[k] = scale * (larger if logit >= _ZERO else smaller)
         sums[k] += z[k]

@@ -8,7 +8,7 @@ import torch
 from numba import get_num_threads
 from torch import Tensor
 
-_LARGE = 2**24  # multiplications; smaller products take so little time that they stay exact
+_LARGE = 2**24  # number of multiplications; smaller products are fast enough in float32
 
 
 @cache

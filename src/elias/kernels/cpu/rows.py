@@ -19,7 +19,7 @@ from elias.kernels.threads import split_range, thread_map
 
 Array: TypeAlias = NDArray[Any]
 
-ZERO: Any = np.int64(0)  # for a literal 0, numba would compile what it is passed to once more
+ZERO: Any = np.int64(0)  # a literal 0 has another type, for which numba would compile again
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
@@ -149,7 +149,7 @@ def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out
 
 @njit(cache=True, fastmath=FASTMATH)
 def _add_one(row: Array, c: float, total: Array) -> None:
-    """Add a weighted row to ``total``. A coefficient read within the loop would not vectorise."""
+    """Add a weighted row to ``total``. A loop that reads the coefficient would not vectorise."""
     for d in range(total.shape[0]):
         total[d] += c * row[d]
 

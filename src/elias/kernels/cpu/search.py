@@ -33,10 +33,10 @@ _FEW_TEXTS = 64  # up to this number of texts, one thread is faster than startin
 
 
 class OrderedEdges(NamedTuple):
-    """The edges of each cluster, best first; ties are ordered by edge number."""
+    """The edges of each cluster, best first; ties are ordered by slot."""
 
     edges: Array
-    """(C, E) edge numbers; only the first ``sizes[c]`` entries of row c are defined."""
+    """(C, E) slots of the edges in the graph; only the first ``sizes[c]`` entries of row c are defined."""
     logs: Array
     """(C, E) log scores before the min(1, ·) of Eq. 5."""
     labels: Array
@@ -54,7 +54,7 @@ class BestPaths(NamedTuple):
     The two scores are adjacent in memory, so that walking a path reads one cache line.
     """
     path: Array
-    """(L,) the best path to each reached label."""
+    """(L,) the id of the best path to each reached label."""
     reached: Array
     """(L,) the labels reached so far, at the front of the array."""
 
@@ -89,9 +89,9 @@ def expand_beam(
 def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
     """Return the edges of each cluster, best first, without edges of log score -inf."""
     logs = edge_log.detach().float().numpy()
-    # One integer holds score and edge number: numpy sorts integers faster than it sorts pairs.
-    bits = (np.float32(0) - logs).view(np.int32)  # 0 - x and not -x, so that no zero has a sign
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # in the order of the floats
+    # One integer holds score and slot: numpy sorts integers faster than it sorts pairs.
+    bits = (np.float32(0) - logs).view(np.int32)  # 0 - x instead of -x, to avoid a negative zero
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # sorts like the floats
     keys = (ascending.astype(np.int64) << 32) | np.arange(logs.shape[1])
     keys.sort(axis=1)
     order = keys & 0xFFFFFFFF
@@ -290,7 +290,7 @@ def _find_wanted(
 
 @njit(cache=True, nogil=True)
 def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
-    """Sort label ids stably by one digit: the bits from ``shift`` on, with len(starts) values."""
+    """Sort label ids stably by the digit that starts at bit ``shift`` and has len(starts) values."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
@@ -504,7 +504,7 @@ def _choose(
 
     Labels are scored in rounds. The paths of a round score lower than those of earlier rounds. The
     search stops as soon as no other label can enter the top k. Until then, the top k are a heap
-    with the last of them at its root.
+    with the worst label at the root.
     """
     shortlist_size, n_first = sizes
     best, sample = scratch.best, sample_paths(beam[0], beam[1], index.edges)
@@ -566,7 +566,7 @@ def _before(label: int, log_p: np.float32, other: int, other_log_p: np.float32) 
 
 @njit(cache=True, nogil=True)
 def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Replace the root of the heap, the last of the top k, if a label ranks before it."""
+    """Insert a label if it ranks before the root of the heap, which is the worst label."""
     if log_p > EMPTY and _before(label, log_p, top[0], top_log[0]):
         _sift(top, top_log, label, log_p)
 
