@@ -57,7 +57,7 @@ def test_truncated_texts_are_counted_and_a_number_of_windows_is_suggested(corpus
         model = train(corpus, config.override(shorter), device="cpu")
 
     assert "80 of 80 train texts are longer than 6 tokens and were truncated" in caplog.text
-    assert "encoder.windows=3 would read 95% of the training texts whole" in caplog.text
+    assert "set encoder.windows=3 to read 95% of the training texts in full" in caplog.text
     ranked = model.predict(corpus.test.texts, top_k=5)
     assert len({tuple(one.labels) for one in ranked}) == 1  # all begin with the same words
 

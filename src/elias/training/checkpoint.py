@@ -292,7 +292,7 @@ class Checkpoints:
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's request to stop or save. Return all requests of the previous step."""
+        """Send this process's request to stop or save. Return the request of the last step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()
@@ -472,10 +472,10 @@ def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
     shapes = [part.get_shape() for part in slices]
     n_rows = len(range(world.rank, sum(shape[0] for shape in shapes), world.size))
     rows = torch.empty((n_rows, *shapes[0][1:]), dtype=slices[0][0:0].dtype)
-    for number, (part, shape) in enumerate(zip(slices, shapes, strict=True)):
+    for rank, (part, shape) in enumerate(zip(slices, shapes, strict=True)):
         for first in range(0, shape[0], _CHUNK_ROWS):
             chunk = part[first : first + _CHUNK_ROWS]
-            labels = torch.arange(first, first + len(chunk)) * len(files) + number
+            labels = torch.arange(first, first + len(chunk)) * len(files) + rank
             is_own = labels % world.size == world.rank
             rows[labels[is_own] // world.size] = chunk[is_own]
     return rows
@@ -556,7 +556,7 @@ def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[El
             break
         problem = find_damage(path, FORMAT_VERSION)
         if problem:
-            logger.warning("%s: %s; this member is trained again", path, problem)
+            logger.warning("%s: %s; this member will be retrained", path, problem)
             shutil.rmtree(path, ignore_errors=True)
             break
         state = _checked_state(run, _read_metadata(path))
@@ -580,7 +580,7 @@ def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
         if former != value:
             raise RunError(
                 f"{run.folder}: a run was started here with another {name} ({former}, not "
-                f"{value}); use the original one, overwrite=True to start over, or another out="
+                f"{value}); use the original {name}, overwrite=True to start over, or another out="
             )
     return state
 

@@ -1,7 +1,7 @@
 """Compile all loops into numba's cache by training a tiny model: ``python -m`` this module.
 
-The first run after installing starts it as a second process. While the run reads its data and
-trains, the loops that it needs later are compiled on another core.
+The first run after an installation starts this module in a second process. While the run reads its
+data and trains, the second process compiles the loops that the run needs later, on another core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_VISIBLE_
 _SMALL = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
-    "rerank.candidates": 20,  # fewer than labels, so that trees are fitted
+    "rerank.candidates": 20,  # fewer than the 40 labels, so that trees are fitted
     "rerank.trees": 2,
 }
 
@@ -26,7 +26,7 @@ _SMALL = {
 def compile_in_background() -> None:
     """Start a process that compiles all loops, unless numba's cache has them.
 
-    The process ends with this one, at the latest.
+    The process is stopped when this process ends.
     """
     if _is_compiled():
         return

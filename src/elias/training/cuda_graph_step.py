@@ -77,23 +77,23 @@ class CudaGraphStep:
 
     def _capture(self, work: Callable[[], _Output]) -> tuple[Callable[[], object], _Output]:
         """Capture ``work``, and remove the gradients that its warm-up runs add."""
-        with self._undone(always=True):
+        with self._restored(always=True):
             return self._record(work)
 
     def _run_eagerly(self, *inputs: Tensor, full: bool) -> _Output:
         """Run without a graph. If that fails, remove the gradients that the run added."""
-        with self._undone(always=False):
+        with self._restored(always=False):
             return self._run(*inputs, full=full)
 
     @contextmanager
-    def _undone(self, *, always: bool) -> Iterator[None]:
+    def _restored(self, *, always: bool) -> Iterator[None]:
         """Restore the gradients of label classifiers and edges after the block.
 
         Unless ``always``, restore them only if the block raises an error.
         """
-        held = self._gradients
-        n_pairs = len(held.pairs)
-        buffers = [part for part in (held.by_edge, held.touched) if part is not None]
+        gradients = self._gradients
+        n_pairs = len(gradients.pairs)
+        buffers = [part for part in (gradients.by_edge, gradients.touched) if part is not None]
         copies = [part.clone() for part in buffers]
         undo = True
         try:
@@ -103,7 +103,7 @@ class CudaGraphStep:
             if undo:
                 for buffer, earlier in zip(buffers, copies, strict=True):
                     buffer.copy_(earlier)
-                del held.pairs[n_pairs:]
+                del gradients.pairs[n_pairs:]
 
     def _run(
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool

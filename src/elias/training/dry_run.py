@@ -58,7 +58,7 @@ class DryRun(NamedTuple):
     n_steps: dict[str, int]
     """Number of steps per epoch, by stage."""
     total_seconds: float
-    """Seconds of all epochs of all members, if no stage stops early. 0 if no step was timed."""
+    """Estimated seconds of training, if no stage stops early. 0 if no step was timed."""
 
 
 def estimate_run(
@@ -188,7 +188,7 @@ def _step_seconds(
             torch.cuda.synchronize()
         return (time.monotonic() - start) / n_steps
 
-    # the warm-up runs the same steps, so that all kernels are compiled before
+    # the warm-up runs the same steps, so that no kernel is compiled later
     warmup = run(_TIMED_STEPS) * _TIMED_STEPS
     return run(1 if warmup > _LONG_WARMUP else _TIMED_STEPS)
 

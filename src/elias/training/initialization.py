@@ -228,7 +228,7 @@ class StageInitializer:
         sharded = isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
             if sharded and partition is not None:
-                model.labels.reset()  # draw as often as a single process, see LinearRows
+                model.labels.reset()  # a single process also draws twice, see LinearRows
             model.labels.reset(self._prior(stage))
             return
         tokens, labels = self._points_and_label_texts()
@@ -294,8 +294,8 @@ class StageInitializer:
 
         Args:
             model: The model. Its labels are the first labels of the points.
-            is_new: (L,) mask of the new labels. Labels of the model among them are initialised
-                again.
+            is_new: (L,) mask of the new labels. Labels that the model already has are
+                reinitialised.
         """
         world, device, n_labels = self.world, model.labels.weight.device, len(is_new)
         new, known = np.flatnonzero(is_new), torch.from_numpy(~is_new[: model.n_labels])
@@ -324,12 +324,12 @@ class StageInitializer:
             assert beams is not None
             assert scores is not None
             indexed_labels = self.points.labels.tocsc()[:, indexed].tocsr()
-            anywhere = np.zeros(len(indexed), dtype=np.int64)
+            any_cluster = np.zeros(len(indexed), dtype=np.int64)
             n_clusters, n_edges = model.graph.edge_labels.shape
-            return edge_counts(beams, scores, indexed_labels, anywhere, n_clusters, n_edges)
+            return edge_counts(beams, scores, indexed_labels, any_cluster, n_clusters, n_edges)
 
-        same = torch.arange(model.n_labels).masked_fill(~known, -1)
-        graph = relabel_graph(model.graph, same, n_labels)
+        new_ids = torch.arange(model.n_labels).masked_fill(~known, -1)
+        graph = relabel_graph(model.graph, new_ids, n_labels)
         if len(indexed):
             graph = add_edges(graph, world.broadcast_from_rank0(counts), indexed)
         model.graph, model.labels = graph.to(device), rows.to(device)
@@ -418,7 +418,7 @@ def add_edges(graph: LabelGraph, counts: csr_matrix, labels: NDArray[np.int64]) 
 def strongest_edges(
     counts: csr_matrix, partition: NDArray[np.int64], edges_per_cluster: int
 ) -> NDArray[np.int64]:
-    """Return the κ labels with the highest counts of each cluster (C, κ), padded with L.
+    """Return the κ labels with the highest counts in each cluster (C, κ), padded with L.
 
     To make every label reachable, a label that no cluster selects gets an edge from its cluster in
     the partition. The edge replaces the weakest one of that cluster.
@@ -462,8 +462,8 @@ def first_logits(
 ) -> Tensor:
     """Return the initial logits of the edges.
 
-    They are ½·log(count + 0.1), where count is the number of points that have the label and whose
-    best clusters include the cluster (Eq. 10). If ``method`` is ``random``, they are random.
+    They are ½·log(count + 0.1), where count is the entry of ``counts`` for the edge (Eq. 10). If
+    ``method`` is ``random``, they are random.
     """
     if method == "random":
         return torch.rand(edges.shape, generator=generator)

@@ -57,7 +57,7 @@ class LabelPoints:
         """Sample the label texts of one epoch and their targets, determined by the seed."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.tokens))
-        ends = np.cumsum(self.copies[order])  # each text is an interval as long as its copies
+        ends = np.cumsum(self.copies[order])  # the interval of a text has the length of its copies
         marks = (rng.random() + np.arange(self.n_drawn)) * (ends[-1] / self.n_drawn)
         rows = order[np.searchsorted(ends, marks, side="right").clip(max=len(order) - 1)]
         targets = self.targets[rows]
@@ -74,7 +74,7 @@ class LabelPoints:
 def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[np.int64]:
     """Return the ids of the labels whose text shares a word with the training texts.
 
-    Codes and identifiers share none.
+    Labels that are named by codes or identifiers are left out.
 
     >>> labels_with_words(["cod fishing", "E11.9", "oil"], SplitTexts(["cod liver oil"])).tolist()
     [0, 2]
@@ -108,9 +108,9 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
     in_names = _ones(name_words, ends, len(column))
     in_texts = _ones(ids[: starts[-1]], starts, len(column))
     in_texts.sum_duplicates()
-    own = naming_shares(in_names, in_texts, labels[: len(starts) - 1])
-    own[(ends[1:] == ends[:-1]) | (own < MIN_TARGET)] = 0
-    targets = csr_matrix(diags(own.astype(np.float32)) + co_occurrence(labels))
+    shares = naming_shares(in_names, in_texts, labels[: len(starts) - 1])
+    shares[(ends[1:] == ends[:-1]) | (shares < MIN_TARGET)] = 0
+    targets = csr_matrix(diags(shares.astype(np.float32)) + co_occurrence(labels))
     targets.eliminate_zeros()
     targets.sort_indices()
     return targets

@@ -58,9 +58,9 @@ _EDGE_BYTES = 6 * FLOAT + 2
 _SEARCH_BYTES = 6 * FLOAT
 """Bytes per label that a search thread uses, see `elias.kernels.cpu.search`."""
 _ALL_CHUNK = 1 << 15
-"""Labels that one-vs-all scores at a time."""
+"""Number of labels that one-vs-all scores at a time."""
 _LARGE_SHARE = 0.15
-"""Purposes that use more than this share of the memory get a suggestion to reduce it."""
+"""Suggest remedies for purposes that use more than this share of the memory."""
 
 PROCESS = "program and corpus"
 _BEST, _CHECKPOINT, _INITIALISATION = "best epoch", "checkpoint being written", "initialisation"
@@ -172,7 +172,7 @@ class Sizes:
     ) -> Sizes:
         """Return the sizes of a run on points with ``labels``.
 
-        ``tokens`` and ``label_tokens`` may be of a sample of the texts and label texts.
+        ``tokens`` and ``label_tokens`` may cover only a sample of the texts and label texts.
         """
         tables = encoder.table_names()
         parameters = dict(encoder.named_parameters())
@@ -484,7 +484,7 @@ def _index_activations(
     beam = min(max(index.train_clusters, sizes.most_labels), index.n_clusters)
     work = batch * index.n_clusters * _CLUSTER_BYTES + batch * sizes.most_labels * _POSITIVE_BYTES
     if by_kernels:
-        paths = beam * (edges // index.n_clusters)  # of a point
+        paths = beam * (edges // index.n_clusters)  # per point
         entry = 2 if paths + 4 * index.train_shortlist <= 1 << 16 else 4
         tables = min(_SEARCH_TABLES, min(batch, _SEARCHED_AT_ONCE) * sizes.n_labels * entry)
         listed = slots * _SLOT_BYTES_KERNELS + batch * paths * _PATH_BYTES_KERNELS

@@ -190,14 +190,14 @@ class Run:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.number = 0
-        """Number of this ensemble member, counted from 0."""
+        """Index of this ensemble member, counted from 0."""
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
         self.interruption = Interruption()
         self.checkpoints: Checkpoints | None = None
         self.loggers = Loggers([])
         self.inputs: Mapping[str, Any] = {}
-        """Fingerprints of the inputs (`run_inputs`). A resumed run must have the same ones."""
+        """Fingerprints of the inputs (`run_inputs`). A resumed run must have the same inputs."""
         self._replaying = False
         self._started: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
@@ -206,7 +206,7 @@ class Run:
         """Return the run of one member of an ensemble.
 
         The first member is the run itself. Events of later members have a ``member`` field with the
-        number of the member. All members share records, timings and checkpoints.
+        index of the member. All members share records, timings and checkpoints.
         """
         member = self if number == 0 else copy.copy(self)
         member.number = number
@@ -309,7 +309,7 @@ def open_run(
     if folder is not None:
         run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, world)
     if not world.is_rank0:
-        with _helping(run, folder, world):
+        with _on_other_rank(run, folder, world):
             yield run
         return
     if folder is None:
@@ -335,7 +335,7 @@ def open_run(
 
 
 @contextmanager
-def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
+def _on_other_rank(run: Run, folder: Path | None, world: World) -> Iterator[None]:
     """Wait for rank 0 to open the run. After the block, finish this process's last checkpoint."""
     world.broadcast(None)
     if folder is not None and not (folder / CONFIG_FILE).exists():
@@ -451,7 +451,7 @@ def _check_same_config(folder: Path, config: EliasConfig) -> None:
     if difference:
         raise RunError(
             f"{folder}: a run was started here with another configuration ({difference}); "
-            "use the original one, overwrite=True to start over, or another out="
+            "use the original configuration, overwrite=True to start over, or another out="
         )
     if rates:
         logger.warning("%s: resumes with other learning rates (%s)", folder, rates)

@@ -198,13 +198,13 @@ def check_world(config: EliasConfig, world: World) -> None:
     by_kernels = device.type == "cuda" and has_triton()
     if index.label_storage == "compact" and index.kind != "all" and not by_kernels:
         raise ConfigError(
-            "index.label_storage is 'compact', which with a graph needs a GPU and Triton; set "
-            "it to 'full', or train with device='cuda'"
+            "index.label_storage is 'compact', which needs a GPU with Triton if the model has a "
+            "graph; set it to 'full', or train with device='cuda'"
         )
     if world.shards_labels and device.type == "cuda" and not by_kernels:
         raise ConfigError(
-            "several processes on GPUs need Triton, which is not installed, or is turned off by "
-            "ELIAS_KERNELS; use device='cpu'"
+            "several processes on GPUs need Triton, which is not installed or is turned off by "
+            "ELIAS_KERNELS; install triton, unset ELIAS_KERNELS, or use device='cpu'"
         )
     if not world.shards_labels or encoder.kind != "transformer":
         return
@@ -234,7 +234,7 @@ def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
     joined = corpus.join_labels(init_from.label_names)
     n_new = joined.n_labels - init_from.n_labels
     if n_new == corpus.n_labels:
-        logger.info("using only the encoder of the initial model, as it has no label of the corpus")
+        logger.info("using only the encoder of the initial model, which has no label of the corpus")
         return corpus
     if n_new:
         logger.info("%d of the %d labels are not in the initial model", n_new, corpus.n_labels)
@@ -269,7 +269,7 @@ def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias | None
     return replace(config, stages=tuple(stages))
 
 
-def _agree(given: Any, theirs: Any) -> bool:
-    """Return whether every setting that is set in ``given`` has the same value in ``theirs``."""
-    settings = {key: value for key, value in asdict(given).items() if value is not None}
+def _agree(ours: Any, theirs: Any) -> bool:
+    """Return whether every setting that is set in ``ours`` has the same value in ``theirs``."""
+    settings = {key: value for key, value in asdict(ours).items() if value is not None}
     return asdict(theirs) == asdict(theirs) | settings

@@ -82,11 +82,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point between two models
-_COLLAPSED = 0.9  # share of texts with the same best label from which a warning is logged
+_POINT_DEVIATION = 0.3  # typical standard deviation of a point's nDCG@5 between two models
+_COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts sampled to suggest encoder.windows
-_MIN_COVERED = 0.5  # share of points with a label that has a text from which stage 0 is trained
+_MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
@@ -135,8 +135,8 @@ class Trainer:
         self.setup = sample_setup_points(train, config)
         """Training points used for vocabulary, clusters and initialisation; None for all points."""
         self.continued = init_from if init_from and keeps_labels(init_from, corpus) else None
-        """``init_from`` if its labels are the first ones of the corpus, else None."""
-        given, n_trained = (
+        """``init_from`` if the corpus starts with its labels, else None."""
+        n_given, n_trained = (
             np.bincount(split.labels.indices, minlength=corpus.n_labels)
             for split in (corpus.train, train)
         )
@@ -148,8 +148,8 @@ class Trainer:
             self.is_earlier[: self.continued.model.n_labels] = True
             if self.continued.added is not None:
                 self.is_earlier[self.continued.added.labels] = False
-        self.is_held_out = (n_trained == 0) & (given > 0) & ~self.is_earlier
-        """True for other labels whose training points are all held out (L,)."""
+        self.is_held_out = (n_trained == 0) & (n_given > 0) & ~self.is_earlier
+        """True for labels outside `is_earlier` whose training points are all held out (L,)."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
@@ -248,20 +248,20 @@ class Trainer:
             copies[self.is_earlier] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
-        reads_label_texts = isinstance(encoder, BagEncoder)  # not measured with a transformer
+        reads_label_texts = isinstance(encoder, BagEncoder)  # untested with a transformer
         if reads_label_texts and self.continued is None:
-            of_labels = self.corpus.label_table.texts()
-            named = self.world.broadcast_from_rank0(lambda: labels_with_words(of_labels, texts))
-            self.contrast_texts = self._texts_of_labels(named, encoder)
+            label_texts = self.corpus.label_table.texts()
+            known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
+            self.contrast_texts = self._texts_of_labels(known, encoder)
         if copies.sum() < 0.5:
             return None
-        own = self._texts_of_labels(used, encoder)
+        used_texts = self._texts_of_labels(used, encoder)
         if reads_label_texts:
-            self.label_texts = own
-        return LabelPoints(own.tokens, targets[used], copies[used].astype(np.float64))
+            self.label_texts = used_texts
+        return LabelPoints(used_texts.tokens, targets[used], copies[used].astype(np.float64))
 
     def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
-        """Return one point for each of the given labels, with the label's text and this label."""
+        """Return one point for each of the labels: its text, with the label as the only target."""
         tokens = tokenize(self.corpus.label_table.take(labels.tolist()).texts(), encoder)
         ones, starts = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
         shape = (len(labels), self.corpus.train.labels.shape[1])
@@ -292,7 +292,7 @@ class Trainer:
         ).check(ignore=self.ignore_memory)
 
     def _report_data(self) -> None:
-        """Record the sizes of the data; warn of labels without points and of truncated texts."""
+        """Record the sizes of the data; warn about labels without points and truncated texts."""
         train = self.splits["train"]
         is_empty = self.label_counts == 0
         n_empty, n_earlier, n_held_out = (
@@ -318,7 +318,7 @@ class Trainer:
             message = "%s %s only held-out points and are not learned"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
-            message = "%s %s points only in the earlier training and keep their classifiers"
+            message = "%s %s no training points and keep the classifiers of the initial model"
             logger.info(message, f"{n_earlier:,}", of_all)
         warn_of_truncation(self.tokens, self.encoder, train.texts)
 
@@ -357,7 +357,7 @@ class Trainer:
         initial_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         if resumed is None and self.init_from is None:
             self._train_by_contrast()
-        SEARCH_GRAPHS.clear()  # those of other models, for example an ensemble's first member
+        SEARCH_GRAPHS.clear()  # frees the graphs of other models, such as earlier members
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
         model, partition = init_from, self._partition_of(init_from)
@@ -392,7 +392,7 @@ class Trainer:
         return self._gathered(model)
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
-        """Return the position of the first stage to train."""
+        """Return the index of the first stage to train."""
         learning = [i for i, stage in enumerate(self.config.stages) if stage.learn_graph]
         if init_from is None or not init_from.graph.learned or not learning or learning[0] == 0:
             return 0
@@ -509,9 +509,9 @@ class Trainer:
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
             """Return a checkpoint within the stage or, without ``progress``, after the stage."""
-            done = None if progress is None else progress()
+            state = None if progress is None else progress()
             current = self._snapshot(model, position)
-            return full_checkpoint(current, self.device, partition, self.earlier, done)
+            return full_checkpoint(current, self.device, partition, self.earlier, state)
 
         def keep(where: str, progress: Callable[[], Checkpoint]) -> None:
             if checkpoints is not None:
@@ -698,7 +698,7 @@ class Trainer:
         self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
         self.candidates.clear()
-        final = joined if self._in_ensemble else ranked  # joined in `_finish`
+        final = joined if self._in_ensemble else ranked  # `_finish` joins these
         return model, {name: final[name][model.last_alone] for name in self.evaluated}
 
     def _metadata(self) -> dict[str, Any]:
@@ -716,7 +716,7 @@ class Trainer:
     def _rank_split(
         self, model: Elias, name: str, psi: csr_matrix | None
     ) -> dict[str, Predictions]:
-        """Return the predictions of all components for a split; ``psi`` are its features.
+        """Return the predictions of all components for a split, whose features are ``psi``.
 
         Held-out points are ranked by components that were not fitted on them.
         """
@@ -771,7 +771,7 @@ class Trainer:
         return reranker, psi
 
     def _earlier_reranker(self) -> Reranker | None:
-        """Return the ranker of the model that is trained further, if it has the same settings."""
+        """Return the ranker of ``continued`` if its settings are the same as ours, else None."""
         if self.continued is None:
             return None
         ours, theirs = self.config.rerank, self.continued.config.rerank
@@ -820,14 +820,14 @@ class Trainer:
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.
 
-        Keep those of a model that is trained further: the held-out points may be its training
-        points, so components that were fitted on them would look better than they are.
+        Keep all components of a model that is trained further: the held-out points may be its
+        training points, so components fitted on them would look better than they are.
         """
         if model.reranker is None or not self._drops_unhelpful or self._earlier_reranker():
             return
         metric = self.config.eval.select_by
         scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
-        if model.reranker.refitted:  # it has seen more points than the stage
+        if model.reranker.refitted:  # the ranker was trained on more points than the stage
             scores[model.components[0]] -= self._standard_error
         best = max(scores, key=lambda name: scores[name])
         dropped = model.components[model.components.index(best) + 1 :]
@@ -904,7 +904,7 @@ class Trainer:
 
 
 def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
-    """Return whether the first labels of a corpus are those of a model (see `join_labels`)."""
+    """Return whether a corpus starts with the labels of a model, as after `join_labels`."""
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
@@ -919,7 +919,7 @@ def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> cs
 def warn_of_truncation(
     tokens: Mapping[str, Tokens], encoder: Any, texts: Sequence[str] | None
 ) -> None:
-    """Warn of truncated texts, and suggest a number of windows that avoids most truncation.
+    """Warn about truncated texts, and suggest a number of windows that avoids most truncation.
 
     Args:
         tokens: The tokens of each split.
@@ -936,18 +936,21 @@ def warn_of_truncation(
         step = -(-len(texts) // _SAMPLED_TEXTS)
         windows = encoder.windows_needed([texts[i] for i in range(0, len(texts), step)])
         if windows > encoder.windows:
-            message = "encoder.windows=%d would read 95%% of the training texts whole"
+            message = "set encoder.windows=%d to read 95%% of the training texts in full"
             logger.warning(message, windows)
 
 
 def warn_of_unused_settings(
     config: ResolvedConfig, first: int, init_from: EliasModel | None
 ) -> None:
-    """Warn of settings that learning a graph or training a model further does not use.
+    """Warn about settings that have no effect in this run.
+
+    These are encoder and cluster settings of stages that learn the graph, and index settings for
+    which ``init_from`` keeps its own values.
 
     Args:
         config: The configuration.
-        first: Position of the first stage that is trained.
+        first: Index of the first stage to train.
         init_from: The model to continue training from, or None.
     """
     for stage in config.stages[first:]:

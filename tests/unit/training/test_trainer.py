@@ -76,7 +76,7 @@ def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph()
 def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
     compact = EliasConfig(index=replace(INDEX, label_storage="compact"))
 
-    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which with a graph"):
+    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which needs a GPU"):
         check_world(compact, SingleProcess())
 
 

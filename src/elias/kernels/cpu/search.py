@@ -36,7 +36,7 @@ class OrderedEdges(NamedTuple):
     """The edges of each cluster, best first; ties are ordered by slot."""
 
     edges: Array
-    """(C, E) slots of the edges in the graph; only the first ``sizes[c]`` entries of row c are defined."""
+    """(C, E) slot of each edge in the graph. Row c is defined up to ``sizes[c]``."""
     logs: Array
     """(C, E) log scores before the min(1, ·) of Eq. 5."""
     labels: Array
@@ -290,7 +290,7 @@ def _find_wanted(
 
 @njit(cache=True, nogil=True)
 def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
-    """Sort label ids stably by the digit that starts at bit ``shift`` and has len(starts) values."""
+    """Sort label ids stably by the digit at bit ``shift``, which has len(starts) values."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
