@@ -2,7 +2,7 @@
 
 Standard dropout draws its mask from a random generator, so the mask of a point depends on the
 earlier points in its process. The mask of `KeyedDropout` does not depend on the number of
-processes: it is a hash of the seed, the step, the point, the number of the dropout call in the
+processes: it is a hash of the seed, the step, the point, the index of the dropout call in the
 encoder, and the position in the tensor.
 """
 
@@ -131,7 +131,7 @@ class ShardedBatch(Batch):
 def shard_batch(
     world: World, tokens: Tokens, rows: NDArray[np.int64], seed: Sequence[int]
 ) -> ShardedBatch:
-    """Return this process's share of the batch with the given row numbers."""
+    """Return this process's share of the batch with the given row indices."""
     share = rows[world.share(len(rows))]
     return ShardedBatch(collate(tokens, share), len(rows), point_keys(seed, share))
 
@@ -186,7 +186,7 @@ def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: floa
 
 
 def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
-    """Return a key below 2^32 for each point, a hash of ``seed`` and the point's row number.
+    """Return a key below 2^32 for each point, a hash of ``seed`` and the row index of the point.
 
     ``seed`` contains the random seed, the stage and the step.
 

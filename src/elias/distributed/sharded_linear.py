@@ -104,9 +104,9 @@ class ShardedRows(LinearRows):
     def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return labels and logits for the points of this process.
+        """Return the best labels and their logits for the points of this process.
 
-        They are the k best labels of each process's rows of W_L, joined.
+        The result joins the k best labels of every process's rows of W_L.
         """
         world, most = self.world, self.max_points
         everyone = self._gather(embedding)

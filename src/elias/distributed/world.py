@@ -47,7 +47,7 @@ GRACE_SECONDS = 10.0
 EXIT_CODE = 3
 """Exit code of a process that does not stop within `GRACE_SECONDS`."""
 NEWS_SECONDS = 3.0
-"""Seconds to wait after a failed exchange for the threads to report a dead process."""
+"""Seconds to wait, after a failed exchange, until the watchdog reports a dead process."""
 _FOREVER = timedelta(days=365)
 
 
@@ -258,7 +258,7 @@ class World:
             if reference.get(name) != value:
                 raise RunError(
                     f"rank {self.rank}: the {name} is {value}, but on rank 0 it is "
-                    f"{reference.get(name)}; all processes must read the same files"
+                    f"{reference.get(name)}; start all processes with the same files and settings"
                 )
 
     # work that only some processes do while the others wait

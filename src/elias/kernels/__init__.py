@@ -7,9 +7,9 @@ Most functions call the function of the same name in one of three modules:
 - `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
 
 Calls that pass an `IndexGradients` always run Triton kernels; the optimizer applies these gradients
-with those of `gpu_kernels`. Other calls on a GPU run plain torch if they need gradients of edges or
-classifiers, because the Triton kernels do not return these to autograd. Triton is imported on first
-use, so importing `elias.kernels` does not require it.
+with functions of `gpu_kernels`. Other calls on a GPU run plain torch if they need gradients of
+edges or classifiers, because the Triton kernels do not return such gradients to autograd. Triton is
+imported on first use, so importing `elias.kernels` does not require it.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
 class Expansion(NamedTuple):
     """The best labels that the clusters of a beam lead to, and the best path to each of them.
 
-    A path goes from a cluster of the beam along an edge to a label. Its number is
+    A path goes from a cluster of the beam along an edge to a label. The id of the path is
     ``position in the beam · E + edge``.
     """
 
     labels: Int[Tensor, "B K"]
     """The best labels, in unspecified order, padded with ``n_labels``."""
     paths: Int[Tensor, "B K"]
-    """The best path to each label; of equal ones, that with the lowest number. Padding is 0."""
+    """The id of the best path to each label, the lowest id if several tie; 0 for padding."""
     wanted_paths: Int[Tensor, "B Y"]
-    """The best path to each wanted label, even outside the shortlist; -1 if no path reaches it."""
+    """The id of the best path to each wanted label, shortlisted or not; -1 if there is none."""
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def path_log(
     paths: Int[Tensor, "B S"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B S"]:
-    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0.
+    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0.
 
     ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. If
     ``gradients`` is given, the backward pass adds the gradient of ``edge_log`` to it instead of
@@ -266,7 +266,7 @@ def every_label_bce(
 
     The logits are z = w·φ + bias, for every point and every row of ``weight``. The loss is
     Σ −[y log σ(z) + (1−y) log σ(−z)], and its gradient with respect to z, multiplied by ``scale``,
-    is scale · (σ(z) − y). ``positives`` holds row numbers. Numbers outside 0 … n−1 are ignored.
+    is scale · (σ(z) − y). ``positives`` holds row indices. Indices outside 0 … n−1 are ignored.
     """
     return _kernels(embedding).every_label_bce(embedding, weight, bias, positives, scale)
 

@@ -19,7 +19,7 @@ from elias.kernels.plain import ranking_key, split_ranking_key
 _CHUNK_NUMBERS = 2**24
 """Logits or weights per chunk: 64 MB in float32."""
 _CACHED_NUMBERS = 2**19
-"""Logits or weights per chunk of the loss on a CPU: 2 MB, so that its passes stay in the cache."""
+"""Logits or weights per chunk of the loss on a CPU: 2 MB, which fit into the cache."""
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.

@@ -17,7 +17,7 @@ from elias.kernels.adamw_state import AdamWRates, stochastic_round
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1
 _MAX_DENSE_LOGITS = 2**30  # up to this many B·L logits, one dense product is faster than gathering
-_MAX_GATHERED = 2**27  # for more logits, number of weights gathered at a time
+_MAX_GATHERED = 2**27  # with more logits, this number of weights is gathered at a time
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
 
 
@@ -60,17 +60,17 @@ def expand_beam(
     labels = edge_labels[clusters].flatten(1).masked_fill(unsaturated == -torch.inf, n_labels)
     n_paths = unsaturated.shape[1]
 
-    # Of the paths to a label, the one with the best score wins, then the one with the best
-    # unsaturated score (one 64-bit key for both), then the one with the lowest path number.
+    # The best path to a label is the one with the highest score. Ties are broken by the higher
+    # unsaturated score (one 64-bit key holds both), then by the lower path id.
     key = (sortable(scores) << 32) + (sortable(unsaturated) + 2**31)
-    number = torch.arange(n_paths, device=beam.device).expand_as(key)
+    path_ids = torch.arange(n_paths, device=beam.device).expand_as(key)
     best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device)
     best.scatter_reduce_(1, labels, key, "amax")
     first = torch.full_like(best, n_paths)
-    candidates = number.masked_fill(key != best.gather(1, labels), n_paths)
+    candidates = path_ids.masked_fill(key != best.gather(1, labels), n_paths)
     first.scatter_reduce_(1, labels, candidates, "amin")
     first[:, n_labels] = n_paths
-    wins = number == first.gather(1, labels)
+    wins = path_ids == first.gather(1, labels)
 
     # The K best labels are those above the K-th key, then those equal to it in order of label id.
     full_size = min(shortlist_size, n_labels)
@@ -78,7 +78,8 @@ def expand_beam(
     choice = key.masked_fill(~wins, _LOWEST)
     last = choice.topk(size, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     tied = torch.where(wins & (choice == last), n_labels - labels, _LOWEST)
-    chosen, paths = torch.where(choice > last, 2**40 + number, tied).topk(size, dim=1, sorted=False)
+    order = torch.where(choice > last, 2**40 + path_ids, tied)
+    chosen, paths = order.topk(size, dim=1, sorted=False)
     empty = chosen == _LOWEST
     padding = (0, full_size - size)
     wanted_paths = first.gather(1, wanted.clamp(max=n_labels))
@@ -105,7 +106,7 @@ def log_shares(
 
 
 def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
-    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path number of -1 gives 0."""
+    """Return the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0."""
     n_edges = edge_log.shape[1]
     valid, paths = paths >= 0, paths.clamp(min=0)
     cluster = beam.gather(1, paths // n_edges)

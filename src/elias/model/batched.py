@@ -80,7 +80,7 @@ def rank_all(
     phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32) if embed else None
 
     use_graphs, is_cpu = model.encoder.takes_padded, model.labels.weight.is_cpu
-    if is_cpu and not use_graphs and 0 < n_texts <= batch_size:  # overhead counts for one text
+    if is_cpu and not use_graphs and 0 < n_texts <= batch_size:  # a fast path for few texts
         order = np.argsort(np.diff(tokens.offsets), kind="stable")
         with evaluating(model):
             embedding = model.encoder(collate(tokens, order)).float()
@@ -159,7 +159,7 @@ def _batches(
     description: str,
     gather: Gather = collate,
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield row numbers and their batch on the model's device. Batches for a GPU are prefetched."""
+    """Yield row indices and their batch on the model's device. Batches for a GPU are prefetched."""
     device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
         if len(lengths) <= batch_size and device.type == "cpu":  # a fast path for single texts
@@ -197,7 +197,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def can_capture(model: EliasModel) -> bool:
-    """Return True if searches of a model can be captured as CUDA graphs on its device."""
+    """Return whether searches of a model can be captured as CUDA graphs on its device."""
     return model.encoder.takes_padded and runs_triton(model.labels.weight)
 
 
@@ -209,7 +209,7 @@ class SearchGraphs:
     """Minimum number of texts for which compiling the encoder, or capturing graphs for a single
     call, saves time."""
     large_call: int = 1_024
-    """Minimum number of texts in a call for its texts to count towards ``many_texts``."""
+    """Calls with at least this number of texts count towards ``many_texts``."""
     min_calls: int = 8
     """Number of calls with the same shape before a CUDA graph is captured for it."""
     max_graphs: int = 64
@@ -270,7 +270,7 @@ class SearchGraphs:
         except (MemoryError, torch.OutOfMemoryError):
             raise  # keep the graphs: the caller may free other memory first
         except BaseException:
-            graphs.captured = None  # its state is unknown
+            graphs.captured = None  # the state of the graphs is unknown
             raise
         finally:
             graphs.lock.release()
@@ -328,7 +328,7 @@ class SearchGraphs:
         self._n_predicted[model] = before + n_texts
         if before < self.many_texts <= before + n_texts and model.encoder.prepare(weight.device):
             logger.info("encoder.compile: compiling the encoder for prediction")
-            self.by_model.pop(model, None)  # they were captured before the encoder was compiled
+            self.by_model.pop(model, None)  # these graphs call the uncompiled encoder
 
     def clear(self) -> None:
         """Free all CUDA graphs. Later predictions may capture new ones."""
@@ -358,7 +358,7 @@ class _ModelGraphs:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     captured: Graphs | None = None
-    _asked: tuple[SearchSizes, int] | None = None
+    _captured_sizes: tuple[SearchSizes, int] | None = None
     _edge_scores: Tensor | None = None  # kept alive, because the graphs read it
     _children: list[Mapping[str, nn.Module | None]] = field(default_factory=list)
     _tables: list[Mapping[str, Tensor | None]] = field(default_factory=list)
@@ -369,19 +369,19 @@ class _ModelGraphs:
     ) -> Graphs:
         """Return the last CUDA graphs if sizes and weights still match, else new ones."""
         width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
-        if self._asked is not None and self._asked[0] == sizes:
-            width = max(width, self._asked[1])
+        if self._captured_sizes is not None and self._captured_sizes[0] == sizes:
+            width = max(width, self._captured_sizes[1])
         with torch.inference_mode():
             edge_scores = model.graph.unsaturated_log()
         unchanged = edge_scores is self._edge_scores and self._current(model) == self._state
-        if self.captured is None or not unchanged or self._asked != (sizes, width):
+        if self.captured is None or not unchanged or self._captured_sizes != (sizes, width):
             self.captured = None  # free the memory of the old graphs first
             parts = list(model.modules())
             self._children = [part._modules for part in parts if part._modules]
             tables = [table for part in parts for table in (part._parameters, part._buffers)]
             self._tables = [table for table in tables if table]
             self._edge_scores, self._state = edge_scores, self._current(model)
-            self._asked = sizes, width
+            self._captured_sizes = sizes, width
             self.captured = graphs.capture(
                 model, sizes, width, min_calls=graphs.min_calls, max_graphs=graphs.max_graphs
             )

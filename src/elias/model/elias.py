@@ -65,9 +65,9 @@ class LinearRows(nn.Module):
         labels: Int[Tensor, "B K"],
         gradients: IndexGradients | None = None,
     ) -> Float[Tensor, "B K"]:
-        """Return the logits w·φ + bias of K rows for each point. A padding id gives 0.
+        """Return the logits w·φ + bias of K rows for each point.
 
-        An id that is not below the number of rows is padding.
+        An id that is at least the number of rows is padding and gives 0.
         """
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
@@ -135,8 +135,8 @@ class EliasModel(nn.Module):
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return the unsaturated log score of each cluster, which is Eq. 1 without its min(1, ·).
 
-        It is log(α · softmax_c(ŵ_c·φ + bias_c)). Unlike the score, it also orders the clusters
-        whose score is 1.
+        It is log(α · softmax_c(ŵ_c·φ + bias_c)). It also orders the clusters whose score, by
+        Eq. 1, is 1.
         """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
         return math.log(self.alpha) + logits.log_softmax(dim=-1)

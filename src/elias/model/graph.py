@@ -115,8 +115,8 @@ class LabelGraph(nn.Module):
     def strongest_parents(self) -> Int[Tensor, " L"]:
         """Return the cluster with the strongest edge to each label, or C for a label without edges.
 
-        Edges are compared by their unsaturated score (Eq. 5 without min). Of equal edges, the one
-        from the lower cluster id is chosen.
+        Edges are compared by their unsaturated score (Eq. 5 without min). Ties go to the
+        lower cluster id.
         """
         empty = self.edge_labels >= self.n_labels
         shares = log_shares(self.edge_logits, empty, self.removed_log)
@@ -175,7 +175,10 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
     slots hold L.
     """
     if not graph.learned:
-        raise ConfigError("the model has no learned graph, so there are no edges to prune")
+        raise ConfigError(
+            "the model has no learned graph, so there are no edges to prune; train it with a stage "
+            "that learns the graph"
+        )
     # a label without edges could never be predicted
     clusters = torch.arange(graph.n_clusters, device=graph.edge_labels.device).unsqueeze(1)
     labels = graph.edge_labels.clamp(max=graph.n_labels - 1)
@@ -201,17 +204,17 @@ def _is_edge(graph: LabelGraph) -> Bool[Tensor, "C E"]:
 
 @torch.no_grad()
 def relabel_graph(graph: LabelGraph, new_ids: Tensor, n_labels: int) -> LabelGraph:
-    """Return the graph with other label ids, where -1 removes a label.
+    """Return the graph with new label ids. A new id of -1 removes the label.
 
-    The remaining edges keep their scores. Edges of a cluster to labels with the same new id become
-    one edge, whose softmax weight is the sum of theirs.
+    The scores of the remaining edges do not change. Edges of a cluster to labels with the same new
+    id become one edge, whose softmax weight is the sum of their weights.
     """
     lookup = torch.cat([new_ids, new_ids.new_full((1,), -1)]).to(graph.edge_labels.device)
     labels, logits = lookup[graph.edge_labels], graph.edge_logits.detach().float().clone()
     removed = (labels < 0) & (graph.edge_labels < graph.n_labels)
     labels = labels.masked_fill(labels < 0, n_labels)
     removed_log = log_weight_of_removed(graph, removed) if graph.learned else graph.removed_log
-    # sort the slots of each cluster by label, and add every edge to the next one of its label
+    # sort the slots of each cluster by label, and merge each edge into the next one to its label
     order = labels.argsort(dim=1, stable=True)
     labels, logits = labels.gather(1, order), logits.gather(1, order)
     for slot in range(1, labels.shape[1]):
@@ -231,7 +234,7 @@ def relabel_graph(graph: LabelGraph, new_ids: Tensor, n_labels: int) -> LabelGra
 def log_weight_of_removed(
     graph: LabelGraph, removed: Bool[Tensor, "C E"]
 ) -> Float[Tensor, " C"] | None:
-    """Return `LabelGraph.removed_log` after some more edges of a graph are removed."""
+    """Return `LabelGraph.removed_log` for a graph without the ``removed`` edges."""
     if not removed.any():
         return graph.removed_log
     logits = graph.edge_logits.detach().float()

@@ -1,6 +1,6 @@
 """The losses of a training step (§3.3, Eq. 7 and 8): classification and shortlist.
 
-`EliasModel.losses` adds them up. Their kernels are `elias.kernels.cpu.loss`,
+`EliasModel.losses` adds them up. The kernels are in `elias.kernels.cpu.loss`,
 `elias.kernels.gpu.loss` and `elias.kernels.plain`; the loss of one-vs-all models is in
 `elias.kernels.one_vs_all`.
 """

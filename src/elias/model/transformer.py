@@ -131,7 +131,7 @@ class TransformerEncoder(TextEncoder):
                 f"{config.model}: {len(missing)} tensors are missing, for example {min(missing)}; "
                 f"choose complete weights of a {settings.model_type} model"
             )
-        # a copy, since truncation is set on it
+        # a copy, because the encoder sets its truncation
         return cls(config, transformer, Tokenizer.from_str(tokenizer.to_str()))
 
     @classmethod
@@ -236,9 +236,9 @@ class TransformerEncoder(TextEncoder):
     def _pool_windows(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
         """Return the mean over the windows of each text, weighted by their tokens.
 
-        The windows of the batch are sorted by length. As many are encoded at a time as there are
-        texts in the batch. On a GPU, the host waits for the lengths, which takes little time
-        compared with the encoding.
+        The windows of the batch are sorted by length, and encoded in groups as large as the batch
+        (at least `_WINDOWS_AT_ONCE`). On a GPU, the host waits for the lengths, which takes little
+        time compared with the encoding.
         """
         device, n_texts = batch.ids.device, len(batch)
         offsets = batch.offsets.cpu()
@@ -433,7 +433,7 @@ def _max_tokens(transformer: nn.Module) -> int | None:
     """Return the maximum number of tokens that the model reads, or None if there is no limit."""
     for name, module in transformer.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa and its relatives count positions from the one after the padding
+            # RoBERTa and similar models start counting positions after the padding id
             reserved = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - reserved
     return getattr(transformer.config, "max_position_embeddings", None)

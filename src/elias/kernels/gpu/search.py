@@ -122,7 +122,7 @@ def expand_beam(
 def list_paths(
     inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best paths with their scores, and the paths to wanted labels with their number.
+    """Return the best paths with their scores, and the paths to wanted labels with their count.
 
     Among the best paths, paths to wanted labels have the score -inf, so that none is used twice.
     """
@@ -251,7 +251,7 @@ def walk_paths(
     Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
     holds every path. If ``listing`` is 0, process all paths instead of the list.
     """
-    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
+    table, labels, scores, unsaturated_scores, path_ids, best, first = scratch
     listed, tops, matches, n_listed = lists
     _, _, _, _, n_labels = graph
     lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
@@ -277,7 +277,7 @@ def walk_paths(
         tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
         tl.store(scores + slot, score, mask=known)
         tl.store(unsaturated_scores + slot, unsaturated, mask=known)
-        tl.store(numbers + slot, path, mask=known)
+        tl.store(path_ids + slot, path, mask=known)
         tl.store(best + slot, sort_key(score, unsaturated), mask=known)
         tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
         tl.store(table + label, slot.to(table.dtype.element_ty), mask=inside)
@@ -292,10 +292,10 @@ def representative(table: tensor, label: tensor, inside: tensor) -> tensor:
 
 @triton.jit
 def best_path_per_label(
-    scratch: tensor, n_slots: tensor, n_labels: tensor, BY_NUMBER: constexpr, BLOCK: constexpr
+    scratch: tensor, n_slots: tensor, n_labels: tensor, BY_PATH_ID: constexpr, BLOCK: constexpr
 ) -> None:
-    """Find the best key of each label or, with BY_NUMBER, the lowest path number with this key."""
-    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
+    """Find the best key of each label or, with BY_PATH_ID, the lowest path id with this key."""
+    table, labels, scores, unsaturated_scores, path_ids, best, first = scratch
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
@@ -304,10 +304,10 @@ def best_path_per_label(
         score = tl.load(scores + slot, mask=inside, other=0)
         unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
         key = sort_key(score, unsaturated)
-        if BY_NUMBER:
+        if BY_PATH_ID:
             top = tl.load(best + slot_of_label, mask=inside, other=0, cache_modifier=".cg")
-            number = tl.load(numbers + slot, mask=inside, other=0)
-            tl.atomic_min(first + slot_of_label, number, mask=inside & (key == top), sem="relaxed")
+            path_id = tl.load(path_ids + slot, mask=inside, other=0)
+            tl.atomic_min(first + slot_of_label, path_id, mask=inside & (key == top), sem="relaxed")
         else:
             tl.atomic_max(
                 best + slot_of_label, key, mask=inside & (slot_of_label != slot), sem="relaxed"
@@ -325,11 +325,11 @@ def find_wanted(
         i = start + tl.arange(0, BLOCK)
         label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
         slot_of_label = representative(table, label, label < n_labels)
-        named = (slot_of_label >= 0) & (slot_of_label < n_slots)
-        slot_of_label = tl.where(named, slot_of_label, 0)
-        stored = tl.load(labels + slot_of_label, mask=named, other=n_labels)
-        named = named & (stored == label) & (label < n_labels)
-        path = tl.load(first + slot_of_label, mask=named, other=-1, cache_modifier=".cg")
+        valid = (slot_of_label >= 0) & (slot_of_label < n_slots)
+        slot_of_label = tl.where(valid, slot_of_label, 0)
+        stored = tl.load(labels + slot_of_label, mask=valid, other=n_labels)
+        valid = valid & (stored == label) & (label < n_labels)
+        path = tl.load(first + slot_of_label, mask=valid, other=-1, cache_modifier=".cg")
         tl.store(out + i, path.to(tl.int64), mask=i < n_wanted)
 
 
@@ -341,7 +341,7 @@ def drop_losers(
 
     Return the number of labels left, and the number of those that score above ``lowest``.
     """
-    table, labels, scores, _, numbers, _, first = scratch
+    table, labels, scores, _, path_ids, _, first = scratch
     n_kept = tl.zeros([BLOCK], tl.int32)
     n_above = tl.zeros([BLOCK], tl.int32)
     for start in range(0, n_slots, BLOCK):
@@ -350,9 +350,9 @@ def drop_losers(
         inside = label < n_labels
         slot_of_label = representative(table, label, inside)
         winner = tl.load(first + slot_of_label, mask=inside, other=-1, cache_modifier=".cg")
-        number = tl.load(numbers + slot, mask=inside, other=0)
+        path_id = tl.load(path_ids + slot, mask=inside, other=0)
         score = tl.load(scores + slot, mask=inside, other=0)
-        wins = inside & (winner == number)
+        wins = inside & (winner == path_id)
         n_kept += wins.to(tl.int32)
         n_above += (wins & (score > lowest)).to(tl.int32)
         tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
@@ -383,16 +383,16 @@ def _digit_counts(
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        level = label < n_labels
-        key = tl.load(scores + slot, mask=level, other=0)
+        undecided = label < n_labels
+        key = tl.load(scores + slot, mask=undecided, other=0)
         if LEVEL > 0:
-            level = level & (key == score)
-            key = tl.load(unsaturated_scores + slot, mask=level, other=0)
+            undecided = undecided & (key == score)
+            key = tl.load(unsaturated_scores + slot, mask=undecided, other=0)
         if LEVEL > 1:
-            level = level & (key == unsaturated)
+            undecided = undecided & (key == unsaturated)
             key = n_labels - label
-        level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
-        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
+        undecided = undecided & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
+        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=undecided)
     return counts
 
 
@@ -406,17 +406,17 @@ def _limit(
     """
     digits = tl.arange(0, 256)
     prefix = needed * 0
-    level = needed
+    n_equal = needed
     for i in range(4):
         shift = 24 - 8 * i
         counts = _digit_counts(keys, sizes, limits, prefix, shift, LEVEL, BLOCK)
         not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
         digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
         above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
-        level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
+        n_equal = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
         prefix = tl.where(shift == 24, digit - 128, prefix * 256 + digit)
         needed -= above
-    return prefix, level, needed
+    return prefix, n_equal, needed
 
 
 @triton.jit
@@ -424,7 +424,7 @@ def _write_kept(
     scratch: tensor, out: tensor, sizes: tensor, limits: tensor, BLOCK: constexpr
 ) -> None:
     """Write the labels that rank at or above ``limits``, and their paths. Pad the other slots."""
-    _, labels, scores, unsaturated_scores, numbers, _, _ = scratch
+    _, labels, scores, unsaturated_scores, path_ids, _, _ = scratch
     out_labels, out_paths = out
     n_slots, n_labels, n_keep = sizes
     last_score, last_unsaturated, last_negated = limits
@@ -435,14 +435,14 @@ def _write_kept(
         inside = label < n_labels
         score = tl.load(scores + slot, mask=inside, other=0)
         unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
-        number = tl.load(numbers + slot, mask=inside, other=0)
+        path_id = tl.load(path_ids + slot, mask=inside, other=0)
         equal = (unsaturated > last_unsaturated) | (
             (unsaturated == last_unsaturated) & (n_labels - label >= last_negated)
         )
         kept = inside & ((score > last_score) | ((score == last_score) & equal))
         slot_out = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
         tl.store(out_labels + slot_out, label.to(tl.int64), mask=kept & (slot_out < n_keep))
-        tl.store(out_paths + slot_out, number.to(tl.int64), mask=kept & (slot_out < n_keep))
+        tl.store(out_paths + slot_out, path_id.to(tl.int64), mask=kept & (slot_out < n_keep))
         n_written += tl.sum(kept.to(tl.int32), axis=0)
     for start in range(0, n_keep, BLOCK):
         slot_out = start + tl.arange(0, BLOCK)
@@ -459,13 +459,13 @@ def select(scratch: tensor, out: tensor, sizes: tensor, n_left: tensor, BLOCK: c
     n_slots, n_labels, n_keep = sizes
     both = (n_slots, n_labels)
     needed = tl.minimum(n_left, n_keep)
-    score, level, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
+    score, n_equal, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
     unsaturated = needed * 0 - 2147483647  # below all: keep every label whose score is the limit
     negated = needed * 0
-    if level > needed:
-        unsaturated, level, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
-        if level > needed:
-            negated, level, needed = _limit(keys, both, (score, unsaturated), needed, 2, BLOCK)
+    if n_equal > needed:
+        unsaturated, n_equal, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
+        if n_equal > needed:
+            negated, n_equal, needed = _limit(keys, both, (score, unsaturated), needed, 2, BLOCK)
     _write_kept(scratch, out, sizes, (score, unsaturated, negated), BLOCK)
 
 
@@ -487,7 +487,7 @@ def _expand(
     labels: tensor,
     scores: tensor,
     unsaturated_scores: tensor,
-    numbers: tensor,
+    path_ids: tensor,
     best: tensor,
     first: tensor,
     out_labels: tensor,
@@ -512,7 +512,7 @@ def _expand(
         labels + offset,
         scores + offset,
         unsaturated_scores + offset,
-        numbers + offset,
+        path_ids + offset,
         best + offset,
         first + offset,
     )
