@@ -18,7 +18,7 @@ from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
 
 FEW_TEXTS = 80
-"""From this number of texts on, the bag reads only words and n-grams that two texts contain."""
+"""With at least this many texts, the bag omits words and n-grams that only one text contains."""
 
 
 class TextEncoder(nn.Module):
@@ -40,8 +40,8 @@ class TextEncoder(nn.Module):
     max_length: int = 0
     """Maximum number of tokens of a padded text."""
     current_windows: tuple[Tensor, Tensor] | None = None
-    """While windows of long texts are encoded: the text that each row belongs to, and the number of
-    the window within the text, for `KeyedDropout`. None if every row is a whole text."""
+    """While windows of long texts are encoded: the index of each row's text, and the index of the
+    window within this text, for `KeyedDropout`. None if every row is a whole text."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
@@ -141,7 +141,7 @@ def build_encoder(
     if config.kind == "transformer":
         if texts is None:
             raise ConfigError(
-                "encoder.model: the corpus has features and no text; only 'bag' can read features"
+                "encoder.model: the corpus has features, but no texts; set it to 'bag'"
             )
         # imported here: transformers is slow to import, and a bag of words does not need it
         from elias.model.transformer import TransformerEncoder
@@ -159,7 +159,7 @@ def build_encoder(
     )
     if not featurizer.n_features:
         raise DataError(
-            f"the {len(texts)} training texts contain no word, or none that occurs twice; check "
-            "the texts"
+            f"the {len(texts)} training texts contain no word, or none that two texts share; "
+            "check the texts"
         )
     return BagEncoder(config, featurizer, featurizer.n_features)

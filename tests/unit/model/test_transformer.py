@@ -410,7 +410,7 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     [
         (None, "neither texts nor features"),
         (["?", ""], "the 2 training texts contain no word"),
-        ([f"word{i}" for i in range(100)], "or none that occurs twice"),
+        ([f"word{i}" for i in range(100)], "or none that two texts share"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(texts, reason):
@@ -430,7 +430,7 @@ def test_in_few_texts_a_word_counts_that_stands_in_one():
 
 
 def test_a_transformer_is_the_wrong_choice_for_features_without_text():
-    with pytest.raises(ConfigError, match=r"encoder\.model: .* only 'bag' can read features"):
+    with pytest.raises(ConfigError, match=r"encoder\.model: .* set it to 'bag'"):
         build_encoder(ResolvedEncoder(model="minilm"), None, 7)
 
 
