@@ -164,7 +164,7 @@ class ShardedRows(LinearRows):
 class _Gather(torch.autograd.Function):
     """Gather the embeddings of all processes in rank order, padded to `ShardedRows.max_points`.
 
-    Backward: sum the gradients over all processes, and return those of this process's points.
+    Backward: sum the gradients over all processes, and return this process's share.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Sum the logits over all processes, and return those of this process's points.
+    """Sum the logits over all processes, and return the logits of this process's points.
 
     Backward: gather the gradients of all processes in rank order.
     """

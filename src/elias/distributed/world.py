@@ -46,7 +46,7 @@ GRACE_SECONDS = 10.0
 """Seconds that a process has to stop by itself after another process died."""
 EXIT_CODE = 3
 """Exit code of a process that does not stop within `GRACE_SECONDS`."""
-NEWS_SECONDS = 3.0
+REPORT_SECONDS = 3.0
 """Seconds to wait, after a failed exchange, until the watchdog reports a dead process."""
 _FOREVER = timedelta(days=365)
 
@@ -380,7 +380,7 @@ class World:
         try:
             return exchange(*args, **options)
         except RuntimeError as error:
-            _raise_if(self._watchdog.wait_for_loss(NEWS_SECONDS))
+            _raise_if(self._watchdog.wait_for_loss(REPORT_SECONDS))
             silent = self._silent_processes()
             if silent:
                 raise RunError(

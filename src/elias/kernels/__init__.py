@@ -203,7 +203,7 @@ def log_probabilities(
     """Return the log probability of each label, log p = log σ(logit) + log ŷ.
 
     ``log_scores`` is log ŷ, the score of the label's best path. On a CPU, the results are
-    bit-identical to those of `rank_beams`.
+    bit-identical to the scores of `rank_beams`.
     """
     return _kernels(logits).log_probabilities(logits, log_scores)
 

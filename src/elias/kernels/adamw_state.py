@@ -2,7 +2,7 @@
 
 A row that a step does not touch has a zero gradient in that step. The decay of its moments and
 weights is deferred until the row is touched again. The weight decay of each skipped step uses the
-learning rate of that step, so the total decay equals that of dense AdamW. One difference remains:
+learning rate of that step, so the total decay is as in dense AdamW. One difference remains:
 dense AdamW also moves an untouched row by its old momentum; lazy AdamW does not.
 """
 

@@ -72,7 +72,7 @@ def expand_beam(
     first[:, n_labels] = n_paths
     wins = path_ids == first.gather(1, labels)
 
-    # The K best labels are those above the K-th key, then those equal to it in order of label id.
+    # Choose the labels with a key above the K-th, then labels with the K-th key by label id.
     full_size = min(shortlist_size, n_labels)
     size = min(full_size, n_paths)
     choice = key.masked_fill(~wins, _LOWEST)

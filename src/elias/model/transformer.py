@@ -62,8 +62,8 @@ class TransformerEncoder(TextEncoder):
 
     φ(x) = dropout(W·pool(transformer(x))). Without a ``bottleneck``, W is omitted. The pooling
     layer of the pretrained model is not used. A text of more than ``max_length`` tokens is split
-    into at most ``windows`` windows, each with the special tokens of the model. Its pool(·) is the
-    mean over windows, weighted by their tokens.
+    into at most ``windows`` windows, each with the special tokens of the model. For such a
+    text, pool(·) is the mean over windows, weighted by length.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
@@ -234,7 +234,7 @@ class TransformerEncoder(TextEncoder):
         return embedding
 
     def _pool_windows(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
-        """Return the mean over the windows of each text, weighted by their tokens.
+        """Return the mean over the windows of each text, weighted by their lengths.
 
         The windows of the batch are sorted by length, and encoded in groups as large as the batch
         (at least `_WINDOWS_AT_ONCE`). On a GPU, the host waits for the lengths, which takes little
@@ -455,7 +455,7 @@ def _quiet() -> Iterator[None]:
     bars, hub_bars = library.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
     with warnings.catch_warnings(action="ignore"):
         library.set_verbosity(logging.CRITICAL)
-        library.disable_progress_bar()  # this also disables those of the hub
+        library.disable_progress_bar()  # this also disables the bars of the hub
         try:
             yield
         finally:

@@ -292,7 +292,7 @@ class Checkpoints:
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's request to stop or save. Return the request of the last step."""
+        """Send this process's request to stop or save. Return any request of the last step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()

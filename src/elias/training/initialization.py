@@ -133,7 +133,7 @@ def init_from_centroids(
     """Set the weights of each row to its scaled direction, and its logit at the center to ``bias``.
 
     At the mean distance from the center, the logit of an embedding is ``SCALE`` · cosine +
-    ``bias``, where the cosine is between the direction of the embedding and that of the row.
+    ``bias``, where the cosine is between the directions of the embedding and the row.
     """
     weight = directions * np.float32(SCALE / centroids.spread)
     offset = bias - weight @ centroids.center
@@ -446,7 +446,7 @@ def strongest_edges(
 def _choose(
     counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
 ) -> NDArray[np.int64]:
-    """Return the labels of one cluster: the required ones, then those with the highest counts."""
+    """Return the required labels of a cluster, and its labels with the highest counts."""
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)

@@ -128,7 +128,7 @@ class Interruption:
         try:
             yield
         except SystemError as error:
-            # a signal arrived while numba loaded compiled code, whose C code hides our exception
+            # numba replaces our exception if a signal arrives while it loads compiled code
             if self.signal is None:
                 raise
             raise Interrupted(signal_number=self.signal) from error

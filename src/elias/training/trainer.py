@@ -771,7 +771,7 @@ class Trainer:
         return reranker, psi
 
     def _earlier_reranker(self) -> Reranker | None:
-        """Return the ranker of ``continued`` if its settings are the same as ours, else None."""
+        """Return the ranker of ``continued`` if this run has the same settings, else None."""
         if self.continued is None:
             return None
         ours, theirs = self.config.rerank, self.continued.config.rerank

@@ -96,7 +96,7 @@ def _path_log_backward(
     by_cluster: Array,
     by_edge: Array,
 ) -> None:
-    """Add each path's gradient to its cluster and its edge, unless their score is saturated.
+    """Add each path's gradient to its cluster and its edge, except where their scores saturate.
 
     A score is saturated where min(1, ·) is constant. ``scores`` is (cluster_log, edge_log).
     ``by_edge`` (blocks, C, E) gets one sum per block of rows; if its second dimension is 0, edge

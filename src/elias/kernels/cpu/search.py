@@ -429,7 +429,7 @@ def rank_beams(
     shortlist_size: int,
     top_k: int,
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels with the highest p among the K that `expand_beam` keeps, and their p.
+    """Return the k labels with the highest p in the shortlist of `expand_beam`, and their p.
 
     Ties are ordered by label id. Empty slots hold label L and p = 0. ``blocked`` labels are
     excluded.
@@ -502,7 +502,7 @@ def _choose(
 ) -> int:
     """Write the top k labels of a point to ``out``, and return the number of labels reached.
 
-    Labels are scored in rounds. The paths of a round score lower than those of earlier rounds. The
+    Labels are scored in rounds. The paths of a round score lower than paths of earlier rounds. The
     search stops as soon as no other label can enter the top k. Until then, the top k are a heap
     with the worst label at the root.
     """

@@ -339,7 +339,7 @@ def drop_losers(
 ) -> tensor:
     """Discard every path that is not the best path to its label.
 
-    Return the number of labels left, and the number of those that score above ``lowest``.
+    Return the number of labels left, and how many of them score above ``lowest``.
     """
     table, labels, scores, _, path_ids, _, first = scratch
     n_kept = tl.zeros([BLOCK], tl.int32)
