@@ -632,7 +632,7 @@ MISTAKES = {
     "train {data} --dry-run --preset wordnet": "presets: ",
     "train {data} --dry-run --device cpu --set index.kind=graph"
     " --set index.label_storage=compact": "set it to 'full'",
-    "train {data} --out {tmp}/run --set encoder.min_count=5": "was removed: words of two texts",
+    "train {data} --out {tmp}/run --set encoder.min_count=5": "was removed: it is always 2",
     "train {data} --out {tmp}/run --set encoder.model={tmp}/empty": ("empty"),
     "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
@@ -647,7 +647,7 @@ MISTAKES = {
     "train {data} --out {tmp}/table.csv": "table.csv: is a file",
     "train {data} --out {tmp}/run --init-from {tmp}/empty": "empty: has no config.json",
     "evaluate {tmp}/nowhere {data}": "nowhere: no such folder",
-    "evaluate {run} {tmp}/table.csv": "table.csv: none of its 1 labels, such as 'fish', is one of",
+    "evaluate {run} {tmp}/table.csv": "table.csv: the model knows none of the 1 labels",
     "evaluate {run} {data} --split tets": "--split 'tets'",
     "evaluate {run} {data} --component ensemble": "component 'ensemble'",
     "evaluate {tmp}/table.csv {run}": "table.csv: is a file, not the folder of a saved model",

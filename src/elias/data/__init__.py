@@ -31,8 +31,9 @@ __all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Written":  # its old name
-        warnings.warn("Written is now ConversionResult", DeprecationWarning, stacklevel=2)
+    if name == "Written":  # the former name
+        message = "Written was renamed: use ConversionResult"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         name = "ConversionResult"
     for module, names in _MODULES.items():
         if name in names:

@@ -27,7 +27,7 @@ MANIFEST_FILE = "manifest.json"
 _HEADER_BYTES = 128
 _ABANDONED_SECONDS = 24 * 3600
 """Age after which an unfinished folder is assumed to be the leftover of a dead process."""
-_used: set[Path] = set()
+_used: set[Path] = set()  # cache entries that this process uses
 
 
 def cache_root() -> Path:
@@ -45,7 +45,7 @@ def digest(path: Path) -> str:
 def write_manifest(
     folder: Path, version: int, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Write the manifest of a folder after all its other files.
+    """Write the manifest of a folder. Call this after all other files are written.
 
     Args:
         folder: The folder.
@@ -134,14 +134,15 @@ def evict_oldest(root: Path, limit: int) -> None:
     writing. Ignore entries that another process removes at the same time.
     """
     total, newest_first = 0, sorted(root.iterdir(), key=_modified, reverse=True)
-    for number, entry in enumerate(newest_first):
+    for position, entry in enumerate(newest_first):
         paths = [entry]
         with suppress(FileNotFoundError):  # another process may remove it now
             paths.extend(entry.rglob("*"))
             total += sum(path.stat().st_size for path in paths if path.is_file())
         is_recent = max(map(_modified, paths)) > time.time() - _ABANDONED_SECONDS
-        is_written = entry.name.startswith(".") and is_recent
-        if total > limit and number > 0 and not is_written and entry.resolve() not in _used:
+        is_being_written = entry.name.startswith(".") and is_recent
+        is_protected = position == 0 or is_being_written
+        if total > limit and not is_protected and entry.resolve() not in _used:
             shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -173,7 +174,9 @@ def staged_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         staging.mkdir(parents=True)
     except OSError as error:
-        raise DataError(f"{target}: cannot be created: {error.strerror}") from error
+        raise DataError(
+            f"{target}: cannot be created ({error.strerror}); choose another folder"
+        ) from error
     try:
         yield staging
         for path in (*staging.rglob("*"), staging):
@@ -226,7 +229,7 @@ def _sync(path: Path) -> None:
 
 
 class ArrayWriter:
-    """Writes a one-dimensional npy file in chunks, without knowing its length in advance.
+    """Writes a one-dimensional npy file in chunks. The length need not be known in advance.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

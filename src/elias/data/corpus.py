@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-_HASH_ITEMS = 1 << 20  # numbers hashed at a time
+_HASH_ITEMS = 1 << 20  # array entries hashed at a time
 _SAMPLED_TEXTS = 10_000  # maximum number of texts whose lengths are measured
 
 
@@ -45,13 +45,13 @@ class Split:
     features: csr_matrix | None = None
     """(N, D_bow) sparse features from the source, or None."""
     filters: NDArray[np.int64] | None = None
-    """(M, 2) pairs (point, label) that must not be predicted, e.g. a product as similar to
-    itself. `load_corpus` removes them from ``labels``."""
+    """(M, 2) pairs (point, label) that must not be predicted, for example that a product is
+    similar to itself. `load_corpus` removes them from ``labels``."""
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
     rows: NDArray[np.int64] | None = None
-    """(N,) row of each point in the training split of the source. None if the points are a whole
-    split of the source, in its order."""
+    """(N,) row of each point in the training split of the source. None if the split was
+    read as it is in the source."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -117,7 +117,7 @@ class Corpus:
     source: Path | None = None
     """The file or folder that the corpus was read from."""
     format: str = ""
-    """The name of the format that the corpus was read as."""
+    """The name of the format of the source."""
     reading: Mapping[str, Any] = field(default_factory=lambda: {"group": NEAR_DUPLICATES})
     """Arguments with which `load_corpus` reads the same corpus again. The value of ``group``
     determines which points stay together when points are held out."""
@@ -154,7 +154,7 @@ class Corpus:
         """
         if name not in self.splits:
             names = ", ".join(self.splits)
-            raise DataError(f"{self.source or 'corpus'}: no {name} split; it has: {names}")
+            raise DataError(f"{self.source or 'corpus'}: no {name} split; use one of: {names}")
         return self.splits[name]
 
     def with_splits(self, **splits: Split | None) -> Corpus:
@@ -167,23 +167,25 @@ class Corpus:
         The labels of the corpus are matched with the table (`LabelTable.match`) and keep their
         positions. Rows that no label matches are appended as labels without points.
         """
-        own, taken = self.label_table, set[int]()
-        rows = list(own.rows())
+        labels, taken = self.label_table, set[int]()
+        rows = list(labels.rows())
         details = list(table.rows())
-        for label, match in enumerate(table.match(own)):
+        for label, match in enumerate(table.match(labels)):
             if match is not None and match not in taken:
                 taken.add(match)
                 rows[label] = details[match]
         if not taken:
+            name, key, *_ = details[0]
             raise DataError(
-                f"{self.source or 'corpus'}: none of its {len(own)} labels, such as {own[0]!r}, is "
-                f"an id or a name of the label table, which starts with {details[0][:2]}"
+                f"{self.source or 'corpus'}: no label matches the label table by id or name "
+                f"(corpus: {labels[0]!r}, …; table: name {name!r} with id {key!r}, …); use the "
+                "label table of this corpus"
             )
-        unknown = len(own) - len(taken)
+        unknown = len(labels) - len(taken)
         rows += (row for i, row in enumerate(details) if i not in taken)
-        note = f"{len(table):,} rows, {len(rows) - len(own):,} of them without points"
+        note = f"{len(table):,} rows, {len(rows) - len(labels):,} of them without points"
         if unknown:
-            note += f"; {unknown:,} labels of the points are not in it"
+            note += f"; {unknown:,} labels of the points are not in the table"
         splits: dict[str, Any] = {
             name: replace(split, labels=widen(split.labels, len(rows)))
             for name, split in self.splits.items()
@@ -241,9 +243,8 @@ class Corpus:
         new = aligned.label_names[len(names) :]
         if len(new) == self.n_labels:
             raise DataError(
-                f"{source}: none of its {len(new)} labels, such as {new[0]!r}, is one of the "
-                f"model's {len(names)} labels, such as {names[0]!r}; evaluate on the corpus that "
-                "the model was trained on"
+                f"{source}: the model knows none of the {len(new)} labels (corpus: {new[0]!r}, …; "
+                f"model: {names[0]!r}, …); evaluate on the corpus that the model was trained on"
             )
         if new:
             logger.warning(
@@ -265,15 +266,15 @@ class Corpus:
         Raises:
             DataError: If the labels cannot be matched.
         """
-        own_names = list(self.label_names)
-        if own_names == list(names):
+        corpus_names = list(self.label_names)
+        if corpus_names == list(names):
             return self
         table = LabelTable.of(names)
         matches = table.match(self.label_names)
         if len({*matches} - {None}) < len(matches) - matches.count(None) or (
             table.ids is None and len(set(names)) < len(names)
         ):
-            difference = _first_difference(own_names, names)
+            difference = _first_difference(corpus_names, names)
             raise DataError(
                 f"{self.source or 'corpus'}: {difference}; repeated label names cannot be matched; "
                 "give the labels ids, or use the corpus that the model was trained on"
@@ -285,7 +286,7 @@ class Corpus:
         splits: dict[str, Split | None] = {
             name: _renumber(split, new_ids, n_labels) for name, split in self.splits.items()
         }
-        all_names: Sequence[str] = [*names, *(own_names[label] for label in unknown)]
+        all_names: Sequence[str] = [*names, *(corpus_names[label] for label in unknown)]
         if isinstance(names, LabelTable):
             all_names = names + self.label_table.take(unknown)
         return replace(self.with_splits(**splits), label_names=all_names)
@@ -301,12 +302,12 @@ def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
             digest.update(np.ascontiguousarray(chunk, dtype=dtype).data)
 
 
-def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> str:
-    if len(own_names) != len(model_names):
-        return f"has {len(own_names)} labels, but the model has {len(model_names)}"
-    pairs = enumerate(zip(own_names, model_names, strict=True))
-    label, (own, other) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-    return f"label {label} is {own!r}, but in the model it is {other!r}"
+def _first_difference(corpus_names: Sequence[str], model_names: Sequence[str]) -> str:
+    if len(corpus_names) != len(model_names):
+        return f"has {len(corpus_names)} labels, but the model has {len(model_names)}"
+    pairs = enumerate(zip(corpus_names, model_names, strict=True))
+    label, (name, model_name) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+    return f"label {label} is {name!r}, but in the model it is {model_name!r}"
 
 
 def _renumber(split: Split, new_ids: NDArray[np.int64], n_labels: int) -> Split:

@@ -35,7 +35,7 @@ _CHUNK = 1 << 13
 
 
 class _Letters(dict[int, int]):
-    """Table for `str.translate` that replaces all but letters and combining marks by spaces.
+    """Table for `str.translate`: keep letters and combining marks, replace the rest by spaces.
 
     An entry is computed when its character first occurs.
     """
@@ -89,7 +89,7 @@ def count_groups(keys: Ids) -> tuple[int, int]:
     return int((sizes > 1).sum()), int(sizes[sizes > 1].sum())
 
 
-def repeats(keys: Ids, train_keys: Ids) -> int:
+def count_repeats(keys: Ids, train_keys: Ids) -> int:
     """Return the number of points that have the same key as a training point."""
     return int((np.isin(keys, train_keys) & (keys != ALONE)).sum())
 
@@ -103,9 +103,9 @@ def training_groups(corpus: Corpus) -> Ids | None:
     - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
     - There are no groups if the share of test texts with a near-duplicate in the training split is
       more than half of the share of training texts with one. The test points were then probably
-      drawn without regard to near-duplicates, and validation points should resemble them.
-    - If a normal form is shared by more than a twentieth of the points, and by more than 8, its
-      texts probably differ in their numbers (``item 12``). Only identical texts then form a group.
+      drawn without regard to near-duplicates, so validation points are drawn in the same way.
+    - If more than a twentieth of the points, and more than 8, have the same normal form, their
+      texts probably differ in numbers (``item 12``). Of these, only identical texts form a group.
     """
     train = corpus.train
     if train.groups is not None:
@@ -113,11 +113,11 @@ def training_groups(corpus: Corpus) -> Ids | None:
     elif corpus.reading.get("group") == NEAR_DUPLICATES and train.texts is not None:
         keys = text_keys(train.texts)
         common = _common_keys(keys)
-        _tell_apart(keys, train.texts, common)
+        _split_common_groups(keys, train.texts, common)
         if corpus.test is not None and corpus.test.texts is not None:
             test_keys = text_keys(corpus.test.texts)
-            _tell_apart(test_keys, corpus.test.texts, common)
-            share = repeats(test_keys, keys) / len(corpus.test)
+            _split_common_groups(test_keys, corpus.test.texts, common)
+            share = count_repeats(test_keys, keys) / len(corpus.test)
             if share > count_groups(keys)[1] / len(keys) / 2:
                 logger.info(
                     "%.1f%% of the test texts have a near-duplicate in the training split, so "
@@ -142,7 +142,7 @@ def _common_keys(keys: Ids) -> Ids:
     return unique[sizes > max(min(8, len(keys) // 2), len(keys) // 20)]
 
 
-def _tell_apart(keys: Ids, texts: Sequence[str], common: Ids) -> None:
+def _split_common_groups(keys: Ids, texts: Sequence[str], common: Ids) -> None:
     """Replace each of the ``common`` keys, in place, by a key that only identical texts share."""
     is_common = np.isin(keys, common)
     if is_common.any():

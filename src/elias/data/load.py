@@ -70,7 +70,7 @@ _FOREIGN = {
 _JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of objects
 _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
-_TEXT_ROWS = 256  # rows of a file of texts to predict that are read at a time
+_TEXT_ROWS = 256  # rows that `TextFile` reads at a time
 _CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
 _CACHE_VERSION = 3
 _ROLES = ("text", "labels", "header")
@@ -157,7 +157,7 @@ def load_corpus(
         ['fish', 'law']
     """
     if (texts is None) == (source is None):
-        raise DataError("pass either a path or a table, or texts= and labels=")
+        raise DataError("pass a path or a table, or else texts= and labels=, but not both")
     if texts is not None:  # a string is one label, whatever characters it contains
         source = list_table(texts, labels)
         text, labels, separator = "text", "labels", separator or ""
@@ -270,7 +270,7 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
     options = ReadOptions(**{key: corpus.reading.get(key) for key in keys})
     kind, source, by_split = ("", None, {}) if path is None else detect(path, options.encoding)
     if source is None or kind not in KINDS:
-        raise DataError(f"{path or 'corpus'}: is not a table, so there is no column {column!r}")
+        raise DataError(f"{path or 'corpus'}: is not a table, so it has no column {column!r}")
     cells: dict[str, list[str]] = {}
     reader = TableReader(source, by_split, kind, options, in_memory=False)
     for row_split, cell in reader.column(column):
@@ -281,7 +281,7 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
         values = [values[row] for row in rows.tolist()]
     if len(values) != len(points):
         problem = f"{len(values):,} rows for the {len(points):,} {split} points"
-        raise DataError(f"{path}: {problem}; the file has changed, read it again")
+        raise DataError(f"{path}: {problem}; the file has changed; load the corpus again")
     return values
 
 
@@ -298,13 +298,14 @@ def _existing(source: str | Path, *, is_file: bool = False) -> Path:
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
-    """Join column names by commas. Errors call the argument ``role``."""
+    """Join column names by commas. ``role`` is the argument in error messages."""
     if columns is None or isinstance(columns, str):
         return columns
     names = list(columns)
     if not all(isinstance(name, str) for name in names):
         raise DataError(
-            f"{role}= takes column names; pass lists of texts and labels as texts= and labels="
+            f"with a file or table, {role}= must name columns; to pass lists instead, leave out "
+            "the file or table and give texts= and labels="
         )
     return ",".join(names)
 
@@ -315,8 +316,8 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     Returns:
         The format (``matrices``, ``lf``, ``xmc``, ``pecos``, ``full-text`` or a kind of table), the
         file or the folder that contains the files, and a dictionary of the files by split. The only
-        key is ``""`` if one file contains all points. It is empty for a folder of matrices.
-        For full texts, it contains folders.
+        key is ``""`` if one file contains all points. The dictionary is empty for a folder of
+        matrices. For full texts, it contains folders.
 
     Raises:
         DataError: If the format is unknown, there is no training file, or formats are mixed.
@@ -345,7 +346,8 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     for file in (file for paths in by_split.values() for file in paths):
         other = detect_file(file, encoding)
         if other != kind:
-            raise data_error(file, f"is {other}, but the training file is {kind}; convert it")
+            problem = f"is {other}, but the training file is {kind}; convert one of them"
+            raise data_error(file, problem)
     return kind, by_split["train"][0].parent, by_split
 
 
@@ -585,7 +587,7 @@ def _cache_key(path: Path, options: ReadOptions) -> str:
 
 
 def check_corpus(corpus: Corpus) -> None:
-    """Raise `DataError` if parts of the corpus have different sizes, or if it has no labels."""
+    """Raise `DataError` if parts of the corpus do not match, or no training point has a label."""
     train = corpus.train.features
     for name, split in corpus.splits.items():
         (n_points, n_labels), features, problem = split.labels.shape, split.features, ""
@@ -747,8 +749,8 @@ class TextFile:
         required = self.columns if len(self.columns) == 1 else ()
         table = TableFile(self.path, self.kind, self.options)
         for rows in table.chunks("", wanted, required, max_rows=_TEXT_ROWS):
-            kept = zip(*(rows.columns[name] for name in self.keep), strict=True)
-            cells = kept if self.keep else repeat(())
+            columns = [rows.columns[name] for name in self.keep]
+            cells = zip(*columns, strict=True) if columns else repeat(())
             yield from map(TextRow, rows.lines, rows.texts(self.columns), cells)
 
     def arrow_types(self) -> dict[str, Any]:
@@ -767,7 +769,7 @@ def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
 def json_text_rows(
     lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
-    """Yield the rows of JSON lines. Errors call the file ``source``, for example stdin."""
+    """Yield the rows of JSON lines. ``source`` names the file in error messages, e.g. stdin."""
     path, columns = Path(source), [column, *keep]
     for line, cells in json_cells(path, lines, columns, columns):
         (text,) = Rows(path, "", {column: cells[:1]}, [line]).texts((column,))

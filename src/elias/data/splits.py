@@ -31,7 +31,7 @@ DATA_SETTINGS = "data_settings"
 
 TRAINING_SKETCH = "training_sketch"
 """Metadata key of the `text_sketch` of the training texts. Older models do not have it."""
-_SKETCHED = 2048
+_SKETCHED = 2048  # maximum number of hashes in a sketch
 
 DEFAULT_TEST_SHARE = 0.2
 """Share of the points used for testing if the source has no splits."""
@@ -51,7 +51,7 @@ def hold_out(
 ) -> tuple[Rows, Rows]:
     """Choose validation points. If ``covered``, every label keeps a training point.
 
-    Points, or whole groups of points, are tried in a seeded random order; `_draw` describes how.
+    Points, or whole groups of points, are tried in a seeded random order, see `_draw`.
     If ``covered``, a point or group is taken only if each of its labels also belongs to a point
     that remains in training. A point without labels, or a group with such a point, is then never
     taken.
@@ -262,9 +262,9 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
         n_groups = int((np.bincount(groups) > 1).sum())
         note += f", groups kept together: {n_groups}"
     logger.info("%s: %s", corpus.source, note)
-    cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
+    divided = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
     reading = {**corpus.reading, "test_size": test_size, "seed": seed}
-    return replace(cut, notes={**corpus.notes, "test": note}, reading=reading)
+    return replace(divided, notes={**corpus.notes, "test": note}, reading=reading)
 
 
 def recorded_size(metadata: Mapping[str, Any]) -> int:
@@ -284,11 +284,10 @@ def restore_splits(
 
     Returns:
         The corpus, with the same test split as in the run if the run had one. None if the run used
-        different data, or data that defines its splits.
+        different data, or data with splits of its own.
 
     Raises:
-        DataError: If the corpus was read with other text columns, and other points are therefore
-            near-duplicates.
+        DataError: If the test points depend on near-duplicates in text columns that were not read.
     """
     recorded = _recorded_splits(metadata)
     expected = {"train", "test"} if "test" in recorded else {"train"}
@@ -297,8 +296,8 @@ def restore_splits(
     if None in LabelTable.of(label_names).match(corpus.label_names):
         return None  # the model may have more labels, or another order of labels, but not fewer
     settings = metadata.get(DATA_SETTINGS, {})
-    cut = repeat_hold_out(corpus, metadata)
-    stats = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
+    divided = repeat_hold_out(corpus, metadata)
+    stats = json.loads(json.dumps(corpus_stats(divided).to_dict()["splits"]))
     columns, trained_on = corpus.reading.get("text"), settings.get("text")
     if columns and trained_on and columns != trained_on:  # same points, but other texts
         stats, recorded = _without_texts(stats), _without_texts(recorded)
@@ -307,7 +306,7 @@ def restore_splits(
                 f"{corpus.source}: the test points of the run depend on near-duplicates in the "
                 f"text column {trained_on}, but {columns} was read; read {trained_on} instead"
             )
-    return cut if same_statistics(stats, recorded) else None
+    return divided if same_statistics(stats, recorded) else None
 
 
 def text_sketch(texts: Iterable[str]) -> str:
@@ -355,7 +354,7 @@ def same_statistics(splits: Mapping[str, Any], recorded: Mapping[str, Any]) -> b
 
 
 def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
-    """Return those statistics of the splits that do not depend on the texts."""
+    """Return the statistics of the splits that do not depend on the texts."""
     return {
         name: {key: stats[key] for key in stats if not re.search("text|word|duplicate", key)}
         for name, stats in splits.items()

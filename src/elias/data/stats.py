@@ -1,4 +1,4 @@
-"""Compute statistics of a corpus: those in Table 5 of the paper, duplicates and text lengths."""
+"""Compute corpus statistics: Table 5 of the paper, duplicates and text lengths."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elias.data.corpus import Corpus, Split
-from elias.data.groups import count_groups, repeats, text_keys
+from elias.data.groups import count_groups, count_repeats, text_keys
 
 _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 PERCENTILES = (10, 50, 90, 99)
 _WORD = re.compile(r"\w+")
-_NOTICEABLE = 0.05  # share of points from which a hint is given
-_SAMPLED_TEXTS = 1000  # training texts that are checked for empty ones
-_FEW_LABELS = 20  # with fewer labels, it is not unusual that most one-word labels occur once
-_LONG_NAME = 12  # words
+_NOTICEABLE = 0.05  # minimum share of points for a hint
+_SAMPLED_TEXTS = 1000  # training texts of which the empty ones are counted
+_FEW_LABELS = 20  # with fewer one-word labels, it is not unusual that most occur once
+_LONG_NAME = 12  # mean number of words above which label names are too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
         hints.append(f"the text column is called {name}; if there is no header, set header=False")
     n_once = stats.labels_with_one_training_point
     is_single = train.pairs + train.points_without_labels == train.points
-    says_much = stats.labels >= _FEW_LABELS or any(" " in name for name in corpus.label_names)
-    if says_much and is_single and n_once > stats.labels / 2:
+    is_unusual = stats.labels >= _FEW_LABELS or any(" " in name for name in corpus.label_names)
+    if is_unusual and is_single and n_once > stats.labels / 2:
         problem = "each text has one label, and most labels occur once"
         hints.append(f"{problem}; if a cell has several labels, set separator=")
     if corpus.format in ("csv", "tsv") and all(name.isdecimal() for name in corpus.label_names):
@@ -174,7 +174,7 @@ def training_hints(train: Split, n_labels: int) -> list[str]:
 
 
 def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None) -> SplitStats:
-    n_labels_of = np.diff(split.labels.indptr)
+    label_counts = np.diff(split.labels.indptr)
     about_texts: dict[str, Any] = {}
     if split.texts is not None and hashes is not None:
         words = np.fromiter((len(text.split()) for text in split.texts), np.int64, len(split))
@@ -190,14 +190,14 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
         }
         if in_train is not None:
             about_texts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
-            about_texts["near_duplicates_in_train"] = repeats(keys, in_train[1])
+            about_texts["near_duplicates_in_train"] = count_repeats(keys, in_train[1])
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),
         labels_with_points=len(np.unique(split.labels.indices)),
         labels_per_point=split.labels.nnz / max(len(split), 1),
-        labels_percentiles=_percentiles(n_labels_of, PERCENTILES),
-        points_without_labels=int((n_labels_of == 0).sum()),
+        labels_percentiles=_percentiles(label_counts, PERCENTILES),
+        points_without_labels=int((label_counts == 0).sum()),
         **about_texts,
         filter_pairs=0 if split.filters is None else len(split.filters),
     )

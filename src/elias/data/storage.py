@@ -40,7 +40,7 @@ _DESCRIPTION, _NAMES = "corpus.json", "names.json"
 _CODES, _WEIGHTS = "codes.spool", "weights.spool"
 _ROWS = 1 << 16  # rows copied at a time
 _READ_TEXTS = 1 << 13  # texts read at a time
-_WIDEN_ITEMS = 1 << 20  # numbers converted at a time
+_WIDEN_ITEMS = 1 << 20  # indices converted at a time
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -104,7 +104,7 @@ class DiskTexts(Sequence[str]):
 
     @property
     def digest(self) -> str:
-        """Return the hash of the texts that was stored with them, and of the rows, if not all."""
+        """Return the stored hash of all texts, followed by a hash of ``rows`` unless it is None."""
         if self.rows is None:
             return self._digest
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<i8").data)
@@ -128,7 +128,7 @@ def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
 def _index_type(n_entries: int, n_columns: int) -> str:
     """Return the dtype of both CSR index arrays: int32 if it is large enough, else int64.
 
-    SciPy copies arrays of another type.
+    SciPy would copy arrays of any other type.
     """
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
@@ -229,7 +229,7 @@ class _MatrixWriter:
         self._values.close()
 
     def finish(self) -> None:
-        """Complete the files."""
+        """Write the row offsets. Widen the column indices to int64 if necessary."""
         self.close()
         indptr = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
         dtype = _index_type(int(indptr[-1]), self.n_columns)
@@ -346,7 +346,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
     from elias.data.corpus import Corpus  # avoids a circular import
 
     if problem := find_damage(folder, FORMAT_VERSION, trust_times=True):
-        raise DataError(f"{folder}: {problem}")
+        raise DataError(f"{folder}: {problem}; remove the folder")
     try:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
@@ -364,7 +364,8 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
         )
         return corpus, bool(description["has_splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}: is not a complete stored corpus ({error})") from error
+        problem = f"is not a complete stored corpus ({error}); remove the folder"
+        raise DataError(f"{folder}: {problem}") from error
 
 
 def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Split:

@@ -54,7 +54,7 @@ _NEARLY_ZERO = 1e-9
 
 
 def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
-    """Return artificial words numbered ``start`` to ``stop - 1``. Low numbers give short words.
+    """Return the artificial words ``start`` to ``stop - 1``. Words with low indices are short.
 
     >>> pseudowords(1, 4)
     ['vepi', 'sija', 'pobo']
@@ -66,9 +66,9 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
     n_syllables, first = min_syllables, 0
     while start < stop:
         n_words = base**n_syllables
-        numbers = np.arange(start, min(stop, first + n_words), dtype=np.int64) - first
-        numbers = numbers * _SCATTER % n_words
-        digits = numbers[:, None] // base ** np.arange(n_syllables) % base  # (n, n_syllables)
+        indices = np.arange(start, min(stop, first + n_words), dtype=np.int64) - first
+        indices = indices * _SCATTER % n_words
+        digits = indices[:, None] // base ** np.arange(n_syllables) % base  # (n, n_syllables)
         joined = np.ascontiguousarray(_SYLLABLES[digits]).view(f"S{2 * n_syllables}")
         words += joined.ravel().astype(str).tolist()
         first += n_words
@@ -130,7 +130,7 @@ class CorpusGenerator:
         n_modes = range(2, min(modes, self.n_topics) + 1)
         more = [int((expected >= POINTS_PER_MODE * mode).sum()) for mode in n_modes]
         self.n_with_mode = [n_labels, *(n for n in more if n)]
-        """Number of labels that have a 1st, 2nd, … mode. They are always the most frequent ones."""
+        """Number of labels with a 1st, 2nd, … mode. These are always the most frequent labels."""
         self._by_first_topic = rng.permutation(n_labels).astype(np.int32)
         self._topic_of = self._draw_topics(rng)
         self._build_members()
@@ -167,7 +167,7 @@ class CorpusGenerator:
         return Split(labels=labels, texts=texts)
 
     def chunks(self, split: str) -> Iterator[tuple[list[str], Ints, NDArray[np.int32], Ints]]:
-        """Yield texts, numbers of labels, all label ids (sorted for each point) and topics.
+        """Yield texts, label counts, label ids (concatenated, sorted within a point) and topics.
 
         If possible, every label has at least one training point.
         """
@@ -175,8 +175,8 @@ class CorpusGenerator:
         step = _CELLS_PER_CHUNK // (self._widest_topic * self._labels_per_cover)
         step = min(max(step, 1), _POINTS_PER_CHUNK)
         stream = 1 + SPLITS.index(split)  # 0 is used in __init__
-        for number, start in enumerate(range(0, n_points, step)):
-            rng = np.random.default_rng([self.seed, stream, number])
+        for index, start in enumerate(range(0, n_points, step)):
+            rng = np.random.default_rng([self.seed, stream, index])
             rows = np.arange(start, min(start + step, n_points))
             topics, forced = self._draw_topics_of_points(rng, len(rows))
             if split == "train":
@@ -216,12 +216,12 @@ class CorpusGenerator:
         self._widest_topic = int(sizes.max())
 
     def _plan_covers(self, rng: np.random.Generator) -> None:
-        """Choose training points whose labels are prescribed, so that every label has a point.
+        """Choose training points with prescribed labels (covers), so that every label has a point.
 
-        These points are called covers. Each has the smallest number of prescribed labels for which
-        the covers are at most half of the training points, but at most the mean number of labels
-        per point. If more covers than points are needed, only half of the points are covers. The
-        labels of all other points are drawn by the power law alone.
+        Each cover has the smallest number of prescribed labels with which at most half of the
+        training points are covers. This number is at most the mean number of labels per point. If
+        more covers than points are needed, only half of the points become covers, and some labels
+        have no point. The labels of all other points are drawn by the power law alone.
         """
         widest = -(-self.n_labels // self.n_topics)
         for per_cover in range(1, int(self.labels_per_point) + 1):
@@ -367,8 +367,8 @@ def write_synthetic(
     with staged_folder(Path(directory)) as staging:
         corpus = synthetic_corpus(n_points, n_labels, seed, **options)
         write_npz_folder(corpus, staging, RAW)
-        given = {"n_points": n_points, "n_labels": n_labels, "seed": seed, **options}
-        fields = "\n".join(f"- {name} = {value}" for name, value in given.items())
+        settings = {"n_points": n_points, "n_labels": n_labels, "seed": seed, **options}
+        fields = "\n".join(f"- {name} = {value}" for name, value in settings.items())
         note = f"# A generated corpus\n\n{corpus.notes['coverage']}\n\n{fields}\n"
         (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
     return Path(directory)

@@ -87,8 +87,9 @@ def convert(
     if target.exists() and not overwrite:
         raise data_error(target, "already exists; choose another name, or pass overwrite=True")
     if target.is_dir() == (chosen in _TABLES) and target.exists():
-        found, needed = ("folder", "file") if target.is_dir() else ("file", "folder")
-        raise data_error(target, f"is a {found}, but {chosen} is written as a {needed}; remove it")
+        existing, needed = ("folder", "file") if target.is_dir() else ("file", "folder")
+        problem = f"is a {existing}, but {chosen} is written as a {needed}; remove it"
+        raise data_error(target, problem)
     splits = {
         name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
         for name, split in corpus.splits.items()
@@ -103,11 +104,12 @@ def convert(
         else:
             _write_folder(clean, target, chosen)
     except OSError as error:
-        raise data_error(target, f"cannot be written ({error.strerror or error})") from None
-    written = ConversionResult(target, chosen, tuple(_left_out(corpus, chosen)))
-    if written.left_out:
-        logger.warning("%s: the format cannot store: %s", target, "; ".join(written.left_out))
-    return written
+        problem = f"cannot be written ({error.strerror or error}); choose another place"
+        raise data_error(target, problem) from None
+    result = ConversionResult(target, chosen, tuple(_left_out(corpus, chosen)))
+    if result.left_out:
+        logger.warning("%s: the format cannot store: %s", target, "; ".join(result.left_out))
+    return result
 
 
 def _choose_format(target: Path, format: str | None) -> str:
@@ -252,7 +254,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
 
 
 def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
-    """Format lists as cells, joined by ``|`` if they are read back correctly, else as JSON."""
+    """Format lists as cells: joined by ``|`` if ``plain`` and read back correctly, else JSON."""
     if plain:
         joined = [_SEPARATOR.join(row) for row in lists]
         if _reads_back(joined, lists):

@@ -39,8 +39,8 @@ LABEL_FILES = (
 _MAX_LABELS = 100_000_000
 _LABELS_PER_USE = 100
 _MAX_UNUSED_LABELS = 5_000_000
-"""Maximum number of labels if fewer than one in a hundred is used. Labels without names are
-numbered up to the highest id, so a single wrong id could create more names than fit into memory."""
+"""Maximum number of labels if there are more than a hundred for each point-label pair. Labels
+without names are created for all ids up to the highest, so a wrong id could exhaust the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,11 @@ class ReadOptions:
     """The encoding of a text file, UTF-8 by default."""
 
     def check_unused(self, path: Path, format_name: str, *, except_text: bool = False) -> None:
-        """Raise `DataError` if an option is set, because the format has no named columns."""
+        """Raise `DataError` if an option is set. Call this for a format without named columns."""
         for key, value in asdict(self).items():
             if value is not None and not (except_text and key == "text"):
-                raise DataError(f"{path}: is in {format_name} format, where {key}= has no meaning")
+                problem = f"is in {format_name} format, where {key}= has no meaning; leave it out"
+                raise DataError(f"{path}: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ def split_alias(name: str) -> str | None:
 def find_file(folder: Path, *names: str) -> Path | None:
     """Return the first of the named files that exists, gzipped or not, or None."""
     candidates = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
-    # a pipe or device is found, too: it is refused when it is read, not ignored
+    # a pipe or device is returned, too, so that the reader refuses it instead of ignoring it
     return next((path for path in candidates if path.exists() and not path.is_dir()), None)
 
 
@@ -341,9 +342,8 @@ def _read_pairs(path: Path, n_points: int, n_labels: int) -> NDArray[np.int64]:
         try:
             point, label = map(int, line.split())
         except ValueError:
-            raise data_error(
-                path, f"{short_repr(line)} is not a pair `point label`", number
-            ) from None
+            problem = f"{short_repr(line)} is not a pair `point label`; write two ids per line"
+            raise data_error(path, problem, number) from None
         if not (0 <= point < n_points and 0 <= label < n_labels):
             limits = f"there are {n_points} points and {n_labels} labels, counted from 0"
             raise data_error(path, f"the pair {point} {label} is out of range; {limits}", number)

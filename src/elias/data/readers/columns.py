@@ -19,7 +19,7 @@ TEXT_COLUMNS = (
     *("overview", "plot", "synopsis", "tweet", "post", "article", "passage", "utterance"),
     "caption",
 )
-"""Common names of text columns. If none of them looks like text, the first of these is read."""
+"""Common names of text columns. If no such column looks like text, the first one is read."""
 
 LABEL_COLUMNS = (
     *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
@@ -173,9 +173,9 @@ def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _is_text(cells: Sequence[Any]) -> bool:
-    """Return whether cells look like texts.
+    """Return True if cells look like texts.
 
-    They do not if all are empty, most are numbers, dates, URLs or ids, or few of them differ.
+    Return False if all are empty, if most are numbers, dates, URLs or ids, or if few differ.
     """
     values = [value.strip() for value in cells if isinstance(value, str) and value.strip()]
     n_odd = sum(_NOT_TEXT.fullmatch(value) is not None for value in values)
@@ -205,7 +205,7 @@ def _no_column(path: Path, role: str, names: Sequence[str]) -> DataError:
     columns = ", ".join(map(repr, names))
     problem = f"no {role} column among {columns}; name one with {role}="
     if list(names) == numbered_columns(len(names)):
-        problem = f"no header, and which column holds the {role} is unclear; give {role}=NUMBER"
+        problem = f"no header, and no {role} column is recognised; give {role}=NUMBER"
         problem += f", from 1 to {len(names)}"
     return data_error(path, problem)
 
@@ -215,7 +215,8 @@ def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> No
     for name in wanted:
         if name not in names:
             columns = ", ".join(map(repr, names))
-            raise data_error(path, f"no column {name!r} among {columns}{did_you_mean(name, names)}")
+            hint = did_you_mean(name, names) or "; choose one of these"
+            raise data_error(path, f"no column {name!r} among {columns}{hint}")
 
 
 def is_header(rows: Sequence[Sequence[str]], options: ReadOptions) -> bool:

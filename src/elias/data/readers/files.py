@@ -28,7 +28,7 @@ READ_BYTES = 1 << 18
 RATIO_CHECK_BYTES = 16 << 20
 """Unpacked size below which the compression ratio is not checked.
 
-It is small because short lines and cells take many times their size as Python objects."""
+The limit is small because short lines and cells take many times their size as Python objects."""
 MAX_RATIO = 200
 """Maximum compression ratio of data with an unpacked size above `RATIO_CHECK_BYTES`."""
 MAX_LINE = 256 << 20
@@ -135,7 +135,8 @@ def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
         problem = f"the gzip data is cut short or broken ({error}); copy it again"
         raise data_error(path, problem) from None
     except OSError as error:
-        raise data_error(path, f"cannot be read ({error.strerror or error})") from None
+        problem = f"cannot be read ({error.strerror or error}); check the file and its permissions"
+        raise data_error(path, problem) from None
 
 
 def suffix_of(path: Path) -> str:

@@ -55,12 +55,12 @@ _PATTERNS = {
     "><": re.compile(r"(?:<[^<>]+>\s*)+"),
     "#": re.compile(r"(?:#[^#\s]+\s*)+"),
 }
-"""Separators that are recognised if all cells match a pattern, and this pattern."""
+"""Separators, each with a pattern. A separator is recognised if all cells match the pattern."""
 LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
 """Examples of cells with a recognised separator, for messages."""
 _SAMPLED_CELLS = 50_000  # number of cells whose parts are counted
-_MIN_JOINED = 3  # distinct cells with a separator needed to recognise it
-_MIN_SORTED = 20  # cells needed to recognise that labels are sorted
+_MIN_JOINED = 3  # minimum number of distinct cells with a separator to recognise it
+_MIN_SORTED = 20  # minimum number of cells to recognise that labels are sorted
 _OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
 
 
@@ -93,14 +93,14 @@ class CellFormat:
 class SeparatorVotes:
     r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
 
-    The first choice whose condition is true is made:
+    The first of these separators whose condition is true is chosen:
 
     1. An empty string, if there are at least as many lists as plain cells. Each plain cell is then
        one label.
     2. A space, ``><`` or ``#``, if all cells look like ``<http://a> <http://b>``, ``<a><b>`` or
        ``#a #b``.
     3. ``|``, ``;`` or tab, if at least `_STRONG_SHARE` of the cells contain it.
-    4. A comma, if as many cells contain it and commas are not part of names.
+    4. A comma, if at least this share of the cells contain it, and commas are not part of names.
     5. A space, if all cells consist of whole numbers separated by spaces.
     6. ``/`` or a space, if it separates labels according to `_parts_are_labels`.
     7. A comma that is not part of names, or ``|``, ``;`` or tab, if any cell contains it.
@@ -389,13 +389,13 @@ class NamedLabels:
         for code, value in enumerate(distinct):
             problem = ""
             if value not in id_of:
-                near = did_you_mean(value, names)
-                problem = f"label {value[:60]!r} is not in the file of label names{near}"
+                hint = did_you_mean(value, names) or "; add it"
+                problem = f"label {value[:60]!r} is not in the file of label names{hint}"
             elif id_of[value] >= len(names):
                 problem = f"label id {value} is out of range; ids go from 0 to {len(names) - 1}"
             elif times[value] > 1:
                 problem = f"label {value[:60]!r} occurs {times[value]} times in the label names"
-                problem += "; use row numbers"
+                problem += "; use row numbers instead of names"
             if problem:
                 path, line = self._first_lines[code]
                 raise data_error(path, problem, line)
@@ -418,7 +418,7 @@ class NumberedLabels:
         wrong = next((i for i, v in enumerate(id_values) if not _ID.fullmatch(v)), None)
         if wrong is not None:
             problem = f"label id {id_values[wrong][:60]!r} is not a whole number below 10^8"
-            raise rows.error(row_of(counts, wrong), problem)
+            raise rows.error(row_of(counts, wrong), f"{problem}; number the labels from 0")
         ids = np.array(list(map(int, id_values)), dtype=np.int64)
         if len(ids) and (self._largest is None or ids.max() > self._largest[0]):
             row = row_of(counts, int(ids.argmax()))
@@ -427,7 +427,7 @@ class NumberedLabels:
         for entry, (label, name) in enumerate(zip(ids.tolist(), values, strict=True)):
             if names.setdefault(label, name) != name:
                 problem = f"label id {label} has two names, {names[label][:40]!r} and {name[:40]!r}"
-                raise rows.error(row_of(counts, entry), problem)
+                raise rows.error(row_of(counts, entry), f"{problem}; give each id one name")
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:
@@ -455,9 +455,11 @@ def parse_weights(
         try:
             numbers = [float(item) for item in items or []]  # type: ignore[attr-defined]
         except (TypeError, ValueError):
-            raise row_error(row, f"{cell!r:.60} is not a list of relevance values") from None
+            problem = f"{cell!r:.60} is not a list of relevance values; write a list of numbers"
+            raise row_error(row, problem) from None
         if not all(0 <= number < float("inf") for number in numbers):
-            raise row_error(row, f"{cell!r:.60}: relevance must be finite and not negative")
+            problem = f"{cell!r:.60}: relevance must be finite and not negative; correct the value"
+            raise row_error(row, problem)
         values += numbers
         lengths[row] = len(numbers)
     _check_lengths(counts, lengths, "relevance values", row_error)

@@ -60,7 +60,7 @@ COLUMNS = {
 FILES = tuple(f"labels.{suffix}" for suffix in ("csv", "tsv", "jsonl", "json", "parquet"))
 """Files of a corpus folder that are read as its label table."""
 _SEPARATORS = ("|", ";", "\t")
-_LANGUAGE = "label_"
+_LANGUAGE = "label_"  # prefix of the columns of names in one language, such as label_en
 SKOS_FORMATS = {
     **{".ttl": "turtle", ".n3": "n3", ".nt": "nt", ".jsonld": "json-ld"},
     **{".rdf": "xml", ".xml": "xml", ".owl": "xml", ".skos": "xml"},
@@ -181,7 +181,7 @@ def choose_language(path: Path, language: str | None, known: Iterable[str]) -> s
         return language
     listed = ", ".join(languages)
     if language is not None:
-        raise data_error(path, f"has no labels in language= {language!r}; it has: {listed}")
+        raise data_error(path, f"has no labels in language= {language!r}; use one of: {listed}")
     if len(languages) > 1:
         raise data_error(path, f"has labels in {listed}; choose one with language=")
     return languages[0]
@@ -214,16 +214,16 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
 
     A concept has a URI, its preferred label in a language, its alternative and hidden labels in
     that language, its definition or scope note, and the URIs of its broader concepts. Deprecated
-    concepts are left out. The name of a concept without a label in the language is a label in
-    another language or, if it has no labels, its URI.
+    concepts are left out. A concept without a label in the language is named by a label in another
+    language. A concept without any label is named by its URI.
 
     Args:
         path: The file, gzipped or not. Its suffix gives the format (`SKOS_FORMATS`).
         language: The language of the labels. It may be None if all labels have the same language.
 
     Raises:
-        DataError: If rdflib is not installed, the file is not valid, it has no concepts, or the
-            language has to be chosen.
+        DataError: If rdflib is not installed, the file is not valid, it has no concepts, or
+            ``language`` is missing or unknown.
     """
     try:
         from rdflib import OWL, RDF, RDFS, SKOS, Graph, Literal
@@ -240,11 +240,12 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
             with warnings.catch_warnings(action="ignore"), _without_tracebacks():
                 graph = Graph().parse(io.BytesIO(content), format=form)
         except Exception as error:  # rdflib raises errors of many types
-            raise data_error(path, f"is not valid {form} ({quoted(error)})") from None
+            raise data_error(path, f"is not valid {form} ({quoted(error)}); correct it") from None
 
     deprecated = Literal(True)
-    found = set(graph.subjects(RDF.type, SKOS.Concept))
-    concepts = sorted((c for c in found if (c, OWL.deprecated, deprecated) not in graph), key=str)
+    subjects = set(graph.subjects(RDF.type, SKOS.Concept))
+    current = (s for s in subjects if (s, OWL.deprecated, deprecated) not in graph)
+    concepts = sorted(current, key=str)
     if not concepts:
         raise data_error(path, "has no skos:Concept; give a SKOS vocabulary")
 
@@ -302,7 +303,7 @@ def _check_contexts(path: Path, content: bytes) -> None:
     try:
         waiting: list[Any] = [json.loads(content)]
     except (ValueError, RecursionError) as error:
-        raise data_error(path, f"is not valid JSON ({quoted(error)})") from None
+        raise data_error(path, f"is not valid JSON ({quoted(error)}); correct it") from None
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
@@ -355,4 +356,4 @@ def _check_xml(path: Path, content: bytes) -> None:
     try:
         parser.Parse(content, True)
     except expat.ExpatError as error:
-        raise data_error(path, f"is not valid xml ({quoted(error)})") from None
+        raise data_error(path, f"is not valid xml ({quoted(error)}); correct it") from None

@@ -68,43 +68,44 @@ def parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[
 
 
 def _checked_groups(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the number of each row group, and how many of its rows to read at a time.
+    """Yield the index of each row group, and the number of its rows to read at a time.
 
     Raises:
-        CompressionRatioError: If the wanted columns of the first groups, up to the current one,
-            unpack to an implausible size.
+        CompressionRatioError: If the wanted columns unpack to an implausible size. The size is
+            checked before each row group is yielded.
     """
     schema, packed = file.schema, path.stat().st_size
-    columns = [schema.column(number) for number in range(len(schema.names))]
+    columns = [schema.column(index) for index in range(len(schema.names))]
     leaves = {
-        number: column
-        for number, column in enumerate(columns)
+        index: column
+        for index, column in enumerate(columns)
         if any(f"{column.path}.".startswith(f"{name}.") for name in wanted)
     }
     strings = [leaf.path for leaf in leaves.values() if leaf.physical_type == "BYTE_ARRAY"]
     coded = open_parquet(path, read_dictionary=strings)  # strings stay in their dictionaries
-    unpacked = 0  # bytes, not counting the strings of the groups from ``first`` on
-    most, first = 0, 0  # bytes of those strings if all were as long as the longest of their group
+    unpacked = 0  # bytes, without the strings of the groups that are not counted yet
+    max_string_bytes = 0  # upper bound of the bytes of these strings
+    first = 0  # index of the first group whose strings are not counted yet
     for group in range(file.num_row_groups):
         longest = 1
-        for number, leaf in leaves.items():
-            column, width = file.metadata.row_group(group).column(number), leaf.length
+        for index, leaf in leaves.items():
+            column, width = file.metadata.row_group(group).column(index), leaf.length
             stored, n_values = column.total_uncompressed_size, column.num_values
             if leaf.path in strings:
                 width = _longest_value(coded, group, leaf.path)
-                most += n_values * (width + _POINTER)
+                max_string_bytes += n_values * (width + _POINTER)
                 unpacked += stored
             else:
                 unpacked += max(stored, n_values * max(width, _POINTER))
             longest = max(longest, width)
         n_rows = max(1, min(_ROWS, _BATCH_BYTES // longest))
         files.check_ratio(_DATA, packed, unpacked)
-        if files.is_implausible(packed, unpacked + most):
+        if files.is_implausible(packed, unpacked + max_string_bytes):
             groups = list(range(first, group + 1))
             for batch in coded.iter_batches(n_rows, row_groups=groups, columns=strings):
                 unpacked += sum(map(_string_bytes, _leaf_arrays(batch.columns)))
                 files.check_ratio(_DATA, packed, unpacked)
-            most, first = 0, group + 1
+            max_string_bytes, first = 0, group + 1
         yield group, n_rows
 
 
@@ -183,17 +184,22 @@ def list_table(texts: Sequence[str], labels: Any) -> dict[str, list[Any]]:
         DataError: If a text is not a string, or the lengths differ.
     """
     if labels is None or isinstance(labels, str):
-        raise DataError("labels= must be a list with the labels of each of the texts")
+        raise DataError(
+            "labels= must be a list with one item per text: a label, or a list of labels"
+        )
     if isinstance(texts, str):
         raise DataError("texts= is a single text; give a list of texts")
     rows, cells = list(texts), list(labels)
     if len(rows) != len(cells):
-        raise DataError(f"texts= has {len(rows)} texts, but labels= has labels for {len(cells)}")
+        problem = f"texts= has {len(rows)} texts, but labels= has labels for {len(cells)}"
+        raise DataError(f"{problem}; give one item of labels= for each text")
     if not rows:
         raise DataError("texts= is empty; give at least one text")
     for i, text in enumerate(rows):
         if not isinstance(text, str):
-            raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
+            raise DataError(
+                f"texts[{i}] is {type(text).__name__}, not a string; convert it by str()"
+            )
     for i, cell in enumerate(cells):
         if isinstance(cell, str) or not hasattr(cell, "__iter__"):
             cell = [] if is_missing(cell) else [cell]
@@ -219,7 +225,7 @@ def _to_arrow(table: Any) -> pyarrow.Table:
         if is_table and (isinstance(table, pyarrow.RecordBatch) or hasattr(table, _ARROW_STREAM)):
             return pyarrow.table(table)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        problem = f"cannot be converted to Arrow ({quoted(error)})"
+        problem = f"cannot be converted to Arrow ({quoted(error)}); use columns of plain values"
         raise DataError(f"{type(table).__name__}: {problem}") from error
     raise DataError(
         f"cannot read a corpus from {type(table).__name__}; give a path, a DataFrame, an Arrow "
@@ -245,7 +251,7 @@ def _from_pandas(frame: Any) -> pyarrow.Table:
 
 
 def _named_classes(table: pyarrow.Table, features: Any) -> pyarrow.Table:
-    """Replace class numbers of a `datasets.Dataset` by class names."""
+    """Replace the class ids in the columns of a `datasets.Dataset` by class names."""
     import pyarrow
 
     for position, name in enumerate(table.column_names):

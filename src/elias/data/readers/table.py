@@ -7,8 +7,8 @@ optional columns, ``label_ids`` and ``label_weights``, contain lists of the same
 lists of labels.
 
 A full-text folder of Annif is read like a table with a row for each document. The subjects of
-``a.txt`` are in ``a.tsv``, with a line ``<URI> label`` (separated by a tab) for each of them, or in
-``a.key``, with a label on each line. Splits are subfolders.
+``a.txt`` are in ``a.tsv``, with one line ``<URI><tab>label`` per subject, or in ``a.key``, with one
+label per line. Splits are subfolders.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
 _DELIMITERS = ("\t", ",", ";")
-_CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
+# quotation mark that starts a cell; \xbf ends a BOM
+_CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')
 _SIZED = (str, list)  # types of cells whose length counts towards the size of a chunk
 
 
@@ -171,7 +172,7 @@ class TableReader(base.Reader):
             columns = replace(columns, split=None)
         self._columns: Columns = columns
         self.has_splits = "" not in by_split or columns.split is not None
-        # JSON rows may omit other columns, and one of several text columns
+        # a JSON row may omit any column except a single text column
         self._required = columns.text if len(columns.text) == 1 else ()
         for _, file in self._files:
             needed = self._required if kind == "jsonl" else columns.all
@@ -187,16 +188,16 @@ class TableReader(base.Reader):
         columns = self._columns
         rows_in_memory = list(self._read(columns.all)) if self._in_memory else None
 
-        def passes(*names: str) -> Iterable[Rows]:
+        def read(*names: str) -> Iterable[Rows]:
             return self._read(names) if rows_in_memory is None else rows_in_memory
 
         if not columns.indicators:
             separator = self._options.separator
-            self._format = _cell_format(passes(columns.labels), columns.labels, separator)
+            self._format = _cell_format(read(columns.labels), columns.labels, separator)
         id_format = label_cells.CellFormat("")
         if columns.ids is not None:
-            id_format = _cell_format(passes(columns.ids), columns.ids, None)
-        for rows in passes(*columns.all):
+            id_format = _cell_format(read(columns.ids), columns.ids, None)
+        for rows in read(*columns.all):
             cells: Sequence[object] = (
                 rows.indicated(columns.indicators)
                 if columns.indicators
@@ -299,10 +300,9 @@ def _by_split(
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a table. Its rows are read a few at a time.
+    """A file of a table. The rows are read a few at a time.
 
-    There are two exceptions that cannot be read in parts: a file that is a single JSON list, and
-    gzipped Parquet.
+    Only gzipped Parquet, and a file that is a single JSON list, are read as a whole.
     """
 
     path: Path
@@ -330,7 +330,7 @@ class TableFile:
 
     @cached_property
     def has_header(self) -> bool:
-        """Return whether the first line is a header. Only CSV, TSV and Excel may have none."""
+        """Return True if the file has a header. Only CSV, TSV and Excel files may have none."""
         if self.kind not in _DELIMITED:
             return True
         return is_header(self._head if self.options.header is None else (), self.options)
@@ -482,10 +482,10 @@ class TableFile:
 
     @cached_property
     def _quoting(self) -> int:
-        """Return the constant of `csv` that says whether cells can be quoted.
+        """Return the quoting constant of `csv` for this file.
 
-        Many TSV files do not use quoting. A quotation mark is then an ordinary character. A TSV
-        file is quoted if some cells are, and all its rows can be read this way.
+        A TSV file is read with quoting if a cell starts with a quotation mark, and all rows then
+        have the same number of cells. Otherwise, a quotation mark is an ordinary character.
         """
         if self.kind != "tsv":
             return csv.QUOTE_MINIMAL
@@ -510,8 +510,8 @@ def json_cells(
     for number, row in _json_rows(path, lines):
         for name in required:
             if name not in row:
-                keys = ", ".join(row)
-                raise data_error(path, f"no {name!r} in this row; it has: {keys}", number)
+                problem = f"no {name!r} in this row, only: {', '.join(row)}; add it"
+                raise data_error(path, problem, number)
         yield number, [row.get(name) for name in wanted]
 
 
@@ -533,7 +533,7 @@ def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", error)
-            problem = f"not a JSON object ({reason}): {short_repr(line)}"
+            problem = f"not a JSON object ({reason}): {short_repr(line)}; correct the line"
             raise data_error(path, problem, number) from None
         if not isinstance(row, dict):
             problem = f"{short_repr(row)} is not a JSON object; write one object per line"
@@ -552,9 +552,11 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
             row, end = decode(text, start)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", error)
-            raise data_error(path, f"not a JSON list of objects ({reason})", line) from None
+            problem = f"not a JSON list of objects ({reason}); correct it"
+            raise data_error(path, problem, line) from None
         if not isinstance(row, dict):
-            raise data_error(path, f"{short_repr(row)} is not a JSON object", line)
+            problem = f"{short_repr(row)} is not a JSON object; write a list of objects"
+            raise data_error(path, problem, line)
         yield line, row
         position = _SPACE.match(text, end).end()  # type: ignore[union-attr]
         line += text.count("\n", start, position)

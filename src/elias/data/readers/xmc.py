@@ -67,8 +67,8 @@ _HEADER = re.compile(r"\s*\d+(?:\s+\d+){2}\s*")
 _PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
 _PECOS_SAMPLE = 20  # lines from which the format is detected
-_MAX_EMPTY_ROWS = 1_000_000  # number of rows up to which most rows of a matrix may be empty
-_MAX_TEXT_BYTES = 4096  # maximum size of the zip members that contain the format and the shape
+_MAX_EMPTY_ROWS = 1_000_000  # a matrix with more rows must not be mostly empty
+_MAX_TEXT_BYTES = 4096  # maximum size of the zip members of the format and the shape
 _FORMATS = ("csr", "csc", "coo")  # sparse formats that store an index for each value
 NPZ_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError),
@@ -79,7 +79,10 @@ NPZ_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNames:
-    """The file names of a folder of matrices, in which ``{}`` stands for trn, val or tst."""
+    """The file names of a folder of matrices.
+
+    ``{}`` stands for trn, val or tst, and ``{long}`` for train, validation or test.
+    """
 
     format: str
     labels: str
@@ -124,7 +127,7 @@ class MatrixReader(base.IdReader):
     """Reads a folder of label matrices, feature matrices and lines of text."""
 
     def __init__(self, folder: Path, options: base.ReadOptions) -> None:
-        """Determine which naming scheme the files of the folder follow."""
+        """Find out which file names the folder uses."""
         self._file_names = PECOS
         if not has_matrices(folder, PECOS):
             self._file_names = TEXT_MATRICES
@@ -241,7 +244,7 @@ def _read(
                 yield _parse(path, lines, done, sizes, what)
                 done += len(lines)
         if not done:
-            raise data_error(path, "has no points after its first line")
+            raise data_error(path, "has no points after its first line; copy it again")
         if done != n_rows:
             remedy = "correct the first line, or copy the file again if it is truncated"
             counts = f"the first line says {n_rows} points, but {done} follow"
@@ -296,7 +299,8 @@ def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
             raise ValueError("not index:value pairs")
         return _parse_pairs(regular)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about text that is not a number
+        # NumPy warns about text that is not a number
+        warnings.simplefilter("ignore", DeprecationWarning)
         numbers = np.fromstring(text.replace(":", " "), sep=" ")
     with np.errstate(over="ignore", invalid="ignore"):  # a value that becomes inf is refused later
         columns, values = numbers[0::2].astype(np.int64), numbers[1::2].astype(np.float32)
@@ -314,7 +318,7 @@ def _broken_line(path: Path, rows: Sequence[tuple[str, str]], first: int) -> Dat
         for pair in pairs.split():
             if not _PAIR.fullmatch(pair):
                 return data_error(path, f"{short_repr(pair)} is not an index:value pair", number)
-    return data_error(path, "a number is too large", first)
+    return data_error(path, "an id or a value is too large; correct it", first)
 
 
 def looks_pecos(lines: Sequence[str]) -> bool:

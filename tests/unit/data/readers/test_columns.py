@@ -128,7 +128,7 @@ def test_columns_without_a_header_are_chosen_by_number(tmp_path):
 def test_unclear_columns_without_a_header_are_refused(tmp_path):
     path = write(tmp_path / "a.csv", "1,a cod in the sea,x,u", "2,a glass of wine,x,u")
 
-    with pytest.raises(DataError, match="no header, and which column holds the labels is unclear"):
+    with pytest.raises(DataError, match="no header, and no labels column is recognised"):
         load_all(path)
 
 

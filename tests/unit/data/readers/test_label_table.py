@@ -114,7 +114,7 @@ def test_a_corpus_takes_names_and_ids_from_a_table(corpus_folder, tmp_path):
     assert corpus.label_table.ids == ("u:2", "", "u:1", "u:3")
     assert (corpus.train.labels[:, :3] != plain.train.labels).nnz == 0
     assert corpus.label_frequencies().tolist() == [1, 1, 1, 0]
-    assert "1 labels of the points are not in it" in corpus.notes["label table"]
+    assert "1 labels of the points are not in the table" in corpus.notes["label table"]
 
 
 def test_a_table_in_the_folder_is_found(corpus_folder):
@@ -124,7 +124,7 @@ def test_a_table_in_the_folder_is_found(corpus_folder):
 
 
 def test_a_table_of_other_labels_is_refused(corpus_folder):
-    with pytest.raises(DataError, match="none of its 3 labels"):
+    with pytest.raises(DataError, match="no label matches the label table by id or name"):
         load_corpus(corpus_folder, label_table=[{"id": "x", "name": "y"}])
 
 

@@ -123,7 +123,7 @@ def test_lists_of_texts_and_labels_are_read():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({}, "pass either a path or a table, or texts= and labels="),
+        ({}, "pass a path or a table, or else texts= and labels="),
         ({"texts": ["a"]}, "labels= must be a list"),
         ({"texts": "a", "labels": ["x"]}, "texts= is a single text"),
         ({"texts": [], "labels": []}, "texts= is empty"),
@@ -133,13 +133,13 @@ def test_lists_of_texts_and_labels_are_read():
         ),
         ({"texts": ["a", 1], "labels": ["x", "y"]}, r"texts\[1\] is int, not a string"),
         ({"source": 3}, "cannot read a corpus from int; give a path, a DataFrame"),
-        ({"source": ROWS, "labels": [["x"]]}, "labels= takes column names; pass lists of"),
+        ({"source": ROWS, "labels": [["x"]]}, "with a file or table, labels= must name columns; to"),
         ({"source": pyarrow.array(["a"])}, "cannot read a corpus from StringArray"),
         ({"source": pyarrow.chunked_array([["a"]])}, "cannot read a corpus from ChunkedArray"),
         ({"source": ROWS, "labels": "genre"}, "^list: no column 'genre' among .*; did you mean"),
         ({"source": {"text": ["a"], "labels": [[{1: 2}]]}}, "dict: cannot be converted to Arrow"),
-        ({"source": "a.csv", "labels": [["x"]]}, "labels= takes column names"),
-        ({"source": "a.csv", "texts": ["x"]}, "pass either a path or a table, or texts="),
+        ({"source": "a.csv", "labels": [["x"]]}, "labels= must name columns"),
+        ({"source": "a.csv", "texts": ["x"]}, "pass a path or a table, or else texts="),
     ],
 )
 def test_errors_name_the_argument(arguments, problem):
