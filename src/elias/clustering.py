@@ -127,7 +127,8 @@ def _halve_level(
 
     yield from thread_map(
         halve_some,
-        [small[chunk::n_chunks].copy() for chunk in range(n_chunks)],  # of one type for numba
+        # copies are contiguous, so numba compiles one type only
+        [small[chunk::n_chunks].copy() for chunk in range(n_chunks)],
         lambda: np.zeros(n_columns, dtype=np.float32),
     )
 
@@ -198,7 +199,10 @@ def _add(parts: Parts, member: int, weight: np.float32, center: Array, dense_cen
 def _add_two(
     parts: Parts, members: Array, seeds: Array, center: Array, dense_center: Array
 ) -> None:
-    """Set the difference of the two centres to the difference of two random members."""
+    """Initialise 2-means: add the difference of two random members to the zeroed arrays.
+
+    ``center`` and ``dense_center`` hold the centre of the first half minus that of the second half.
+    """
     size = members.shape[0]
     one = int(seeds[0] * size)
     other = (one + 1 + int(seeds[1] * (size - 1))) % size
@@ -259,13 +263,13 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
         left -= score < border
     changed = 0
     for i in range(scores.shape[0]):
-        now = scores[i] < border
+        is_low = scores[i] < border
         if scores[i] == border and left > 0:
-            now = True
+            is_low = True
             left -= 1
-        if now != chosen[i]:
+        if is_low != chosen[i]:
             changed += 1
-            chosen[i] = now
+            chosen[i] = is_low
     return changed
 
 

@@ -14,7 +14,7 @@ from heapq import nlargest
 from pathlib import Path
 
 _LONGEST_MESSAGE = 900
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tab and line feed
 
 
 class EliasError(Exception):
@@ -57,14 +57,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 _MAX_COMPARED = 5_000  # comparing more names would take seconds
-_MAX_RANKED = 100
+_MAX_RANKED = 100  # number of names compared in this case
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    Case is ignored. If there are many known names, only those that have the most pairs of adjacent
-    letters in common with the name are compared, because comparing all would take long.
+    Case is ignored. To save time if there are many known names, compare only the names that have
+    the most pairs of adjacent letters in common with ``name``.
     """
     plain = {known_name.casefold(): known_name for known_name in known}
     wanted, candidates = name.casefold(), list(plain)
@@ -97,7 +97,7 @@ def quoted(error: BaseException) -> str:
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape control characters as in JSON. Raw ones in a label name could control a terminal.
+    r"""Escape control characters as in JSON. Otherwise, a label name could control a terminal.
 
     >>> print(escape_controls("red \x1b[31mcod"))
     red \u001b[31mcod

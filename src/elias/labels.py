@@ -48,7 +48,8 @@ class LabelTable(Sequence[str]):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.names):
                 raise DataError(
-                    f"label table: it has {len(column)} {name}, but {len(self.names)} names"
+                    f"label table: {len(column)} {name} for {len(self.names)} names; give as many "
+                    f"{name} as names"
                 )
 
     @classmethod

@@ -143,7 +143,9 @@ def score(
     wanted = [_parse(name) for name in names]
     _check_shapes(predictions, truth)
     if inverse_propensity is None and any(kind.startswith("PS") for kind, _ in wanted):
-        raise ConfigError("PSP and PSnDCG need the inverse propensities of the labels")
+        raise ConfigError(
+            "PSP and PSnDCG need the inverse propensities of the labels; pass inverse_propensity="
+        )
     width = max((k for _, k in wanted), default=1)
     if (n_predicted := predictions.ids.shape[1]) < min(width, predictions.n_labels):
         logger.warning(
@@ -177,9 +179,9 @@ def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
 def recall_by_decile(
     predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int
 ) -> Array:
-    """Return the part of R@k in percent that each decile of labels contributes (10,), see Fig. 5.
+    """Return the contribution of each label decile to R@k in percent (10,), see Fig. 5.
 
-    The first decile has the most frequent labels. The parts add up to R@k.
+    The first decile has the most frequent labels. The contributions add up to R@k.
     """
     _check_shapes(predictions, truth)
     decile = label_deciles(frequencies)
@@ -259,8 +261,8 @@ def f1_metrics(assigned: Predictions, truth: sparse.csr_matrix) -> dict[str, flo
     counts = _label_counts(assigned, truth)
     occurring = counts[:, counts[:2].any(axis=0)]
     metrics = {}
-    for kind, of in ("micro", counts.sum(axis=1, keepdims=True)), ("macro", occurring):
-        n_true, n_assigned, hits = of
+    for kind, kind_counts in ("micro", counts.sum(axis=1, keepdims=True)), ("macro", occurring):
+        n_true, n_assigned, hits = kind_counts
         ratios = {
             "precision": hits / np.maximum(n_assigned, 1),
             "recall": hits / np.maximum(n_true, 1),
@@ -294,11 +296,11 @@ def metrics_by_points(
     wanted = [f"{kind}@{k}" for kind in ("P", "nDCG") for k in ks]
     results = []
     for name, points in zip(names.tolist(), np.split(order, ends[:-1]), strict=True):
-        own = truth[points]
+        group_truth = truth[points]
         row: dict[str, Any] = {"group": name, "points": len(points)}
-        row |= score(predictions.take(points), own, None, wanted)
+        row |= score(predictions.take(points), group_truth, None, wanted)
         if assigned is not None:
-            row["F1"] = f1_metrics(assigned.take(points), own)["micro-F1"]
+            row["F1"] = f1_metrics(assigned.take(points), group_truth)["micro-F1"]
         results.append(row)
     return sorted(results, key=lambda row: (row[wanted[-1]], row["group"]))
 
@@ -352,7 +354,7 @@ def metrics_by_labels(
 
 
 FREQUENCY_BINS = {"0": 0, "1": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100}
-"""Maximum number of training points of the labels in each frequency group, by its name."""
+"""Name of each frequency group, and the maximum number of training points of its labels."""
 
 
 def frequency_groups(frequencies: NDArray[np.int64]) -> dict[str, list[int]]:
@@ -523,7 +525,7 @@ def _parse(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z]+)@([1-9][0-9]*)", name)
     if match is None or match[1] not in KINDS:
         kinds = ", ".join(f"{kind}@k" for kind in KINDS)
-        raise ConfigError(f"unknown metric {name!r} (metrics: {kinds})")
+        raise ConfigError(f"unknown metric {name!r}; use one of {kinds}")
     return match[1], int(match[2])
 
 
@@ -532,10 +534,10 @@ def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
         n_points, n_labels = truth.shape
         raise DataError(
             f"predictions have {len(predictions)} points and {predictions.n_labels} labels, but "
-            f"true labels have {n_points} points and {n_labels} labels"
+            f"true labels have {n_points} points and {n_labels} labels; they must be the same"
         )
     if len(predictions) == 0:
-        raise DataError("there are no points to evaluate")
+        raise DataError("there are no points to evaluate; give at least one")
 
 
 def depends_on_ranking(name: str, n_labels: int) -> bool:

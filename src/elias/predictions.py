@@ -92,11 +92,12 @@ class Predictions:
         if self.probabilities is not None and self.probabilities.shape != self.ids.shape:
             raise DataError(
                 f"predictions: ids have shape {self.ids.shape}, but probabilities have shape "
-                f"{self.probabilities.shape}"
+                f"{self.probabilities.shape}; give one probability for each id"
             )
         if self.label_names is not None and len(self.label_names) != self.n_labels:
             raise DataError(
-                f"predictions: {len(self.label_names)} label names for {self.n_labels} labels"
+                f"predictions: {len(self.label_names)} label names for {self.n_labels} labels; "
+                "give one name for each label"
             )
 
     @classmethod
@@ -166,7 +167,8 @@ class Predictions:
         first = _common(parts)
         if len({len(part) for part in parts}) > 1:
             sizes = [len(part) for part in parts]
-            raise DataError(f"predictions to merge have different numbers of points: {sizes}")
+            problem = f"predictions to merge have different numbers of points: {sizes}"
+            raise DataError(f"{problem}; merge predictions for the same points")
         ids = np.concatenate([part.ids for part in parts], axis=1)
         rows, columns = np.nonzero(ids < first.n_labels)
         scores = np.concatenate([part.scores for part in parts], axis=1)[rows, columns]
@@ -381,17 +383,18 @@ def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels:
         return
     if ids.min() < 0 or ids.max() > n_labels:
         bad = ids[(ids < 0) | (ids > n_labels)][0]
-        raise DataError(f"predictions: label id {bad} is outside 0..{n_labels - 1}")
+        problem = f"label id {bad} is outside 0..{n_labels - 1}"
+        raise DataError(f"predictions: {problem}; correct it, or use {n_labels} for padding")
     if np.isnan(scores).any():
-        raise DataError(
-            f"predictions: point {np.isnan(scores).any(axis=1).argmax()} has a score of NaN"
-        )
+        row = np.isnan(scores).any(axis=1).argmax()
+        raise DataError(f"predictions: point {row} has a score of NaN; replace it by a number")
     in_order = np.sort(ids, axis=1)
     repeated = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < n_labels)
     if repeated.any():
         row = int(repeated.any(axis=1).argmax())
         label = in_order[row, 1:][repeated[row]][0]
-        raise DataError(f"predictions: point {row} has label {label} more than once")
+        problem = f"point {row} has label {label} more than once"
+        raise DataError(f"predictions: {problem}; give each label of a point once")
 
 
 def _common(parts: Sequence[Predictions]) -> Predictions:
@@ -400,7 +403,8 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
         raise DataError("no predictions to combine; give at least one")
     sizes = sorted({part.n_labels for part in parts})
     if len(sizes) > 1:
-        raise DataError(f"predictions to combine have different numbers of labels: {sizes}")
+        problem = f"predictions to combine have different numbers of labels: {sizes}"
+        raise DataError(f"{problem}; combine predictions for the same labels")
     return parts[0]
 
 

@@ -1,4 +1,4 @@
-"""Show the progress of long tasks as a bar on a terminal, or as log lines if there is none.
+"""Show the progress of long tasks as a bar in a terminal or notebook, or else as log lines.
 
 The command line and notebooks show progress. In other programs, nothing is shown until `enable` is
 called.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 NOTE = 25
 """Log level of lines that every command prints, between INFO and WARNING."""
-SECONDS_BEFORE_BAR = 1.0  # in a notebook, where a removed bar leaves an empty line
+SECONDS_BEFORE_BAR = 1.0  # in a notebook, because a removed bar leaves an empty line
 SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -77,7 +77,8 @@ def track(iterable: Iterable[T], description: str, total: int | None = None) -> 
 def progress(description: str, total: int | None = None) -> AbstractContextManager[Advance]:
     """Show the progress of a ``with`` block, and yield a function that advances it.
 
-    The bar disappears at the end of the block. Log lines start after two seconds.
+    In a terminal or a notebook, show a bar that disappears at the end of the block. Elsewhere, log
+    the progress from time to time, starting after `SECONDS_BEFORE_LINE`.
 
     >>> with progress("reading", total=10) as advance:
     ...     advance(5)

@@ -27,7 +27,7 @@ def test_the_text_of_a_label_has_its_synonyms_and_description():
 
 
 def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(DataError, match="it has 1 ids, but 2 names"):
+    with pytest.raises(DataError, match="1 ids for 2 names"):
         LabelTable(("a", "b"), ids=("x",))
 
 

@@ -193,10 +193,10 @@ def test_chunks_do_not_change_the_result(predictions, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ndcg@5", "unknown metric 'ndcg@5' (metrics: P@k, nDCG@k,"),
+        ("ndcg@5", "unknown metric 'ndcg@5'; use one of P@k, nDCG@k,"),
         ("P@0", "unknown metric 'P@0'"),
         ("P", "unknown metric 'P'"),
-        ("PSP@x", "(metrics: P@k, nDCG@k, PSP@k, PSnDCG@k, R@k)"),
+        ("PSP@x", "use one of P@k, nDCG@k, PSP@k, PSnDCG@k, R@k"),
     ],
 )
 def test_an_unknown_metric_is_refused(predictions, name, message):

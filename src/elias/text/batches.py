@@ -143,18 +143,18 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     )
 
 
-def padded_length(most: int, longest: int) -> int:
-    """Return the padded length of a batch whose longest text has ``most`` tokens.
+def padded_length(n_tokens: int, max_length: int) -> int:
+    """Return the padded length of a batch whose longest text has ``n_tokens`` tokens.
 
     It is a multiple of 8 or, for longer texts, of a quarter of the next power of two, so that there
-    are few different lengths. It is at most ``longest``.
+    are few different lengths. It is at most ``max_length``.
 
-    >>> [padded_length(most, 512) for most in (0, 8, 9, 60, 65, 300)]
+    >>> [padded_length(n, 512) for n in (0, 8, 9, 60, 65, 300)]
     [8, 8, 16, 64, 96, 384]
     """
-    most = max(1, most)
-    multiple = max(_LENGTH_MULTIPLE, 1 << (most - 1).bit_length() >> 2)
-    return min(-(-most // multiple) * multiple, longest)
+    n_tokens = max(1, n_tokens)
+    multiple = max(_LENGTH_MULTIPLE, 1 << (n_tokens - 1).bit_length() >> 2)
+    return min(-(-n_tokens // multiple) * multiple, max_length)
 
 
 def pad_batch(
@@ -167,8 +167,8 @@ def pad_batch(
 ) -> PaddedBatch:
     """Gather the tokens of ``rows`` into a batch, and pad them to the same length.
 
-    The length is given by `padded_length`. If ``n_rows`` is given, empty texts are appended until
-    the batch has ``n_rows`` texts.
+    `padded_length` gives the length, at most ``longest``. If ``n_rows`` is given, empty texts are
+    appended until the batch has ``n_rows`` texts.
 
     >>> from elias.text.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
@@ -201,7 +201,7 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 def shuffled_batches(
     lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of random batches of texts with similar lengths. Each row occurs once."""
+    """Yield random batches of rows whose texts have similar lengths. Each row occurs once."""
     order = rng.permutation(len(lengths))
     window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []
@@ -214,7 +214,7 @@ def shuffled_batches(
 
 
 def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of batches, sorted by the length of the texts to minimize padding."""
+    """Yield batches of rows, sorted by the length of the texts to minimize padding."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

@@ -84,7 +84,7 @@ class Tokens:
         )
 
     def part(self, rows: slice) -> Tokens:
-        """Return a slice of the texts, as views of the same arrays."""
+        """Return the tokens of a slice of the texts, without copying them."""
         start, end, _ = rows.indices(len(self))
         inside = slice(int(self.offsets[start]), int(self.offsets[max(start, end)]))
         return Tokens(
@@ -155,8 +155,8 @@ def cached(
         tokenize: Function that converts texts to tokens.
         featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
             processes can tokenize texts on disk.
-        n_ids: Number of token ids of the encoder. If a cached id is not below it, the cached tokens
-            are damaged.
+        n_ids: Number of token ids of the encoder. If a cached token id is at least this number, the
+            cached tokens are damaged.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
@@ -285,7 +285,7 @@ def _run_workers(
         pool.shutdown(kill_workers=True)
 
 
-_job: tuple[DiskTexts, Featurizer]  # of a worker process
+_job: tuple[DiskTexts, Featurizer]  # texts and featurizer of a worker process
 
 
 def _start(folder: Path, rows: NDArray[np.int64] | None, featurizer: Featurizer) -> None:

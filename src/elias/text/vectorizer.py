@@ -2,7 +2,7 @@
 
 Words are sequences of letters and digits, case-folded. In scripts written without spaces, every
 character and every pair of neighbouring characters is a word. Word n-grams are joined by spaces.
-Character n-grams are taken inside a word between boundary marks. The words and the character
+Character n-grams are substrings of a word between boundary marks. The words and the character
 n-grams of a text are scaled to L2 norm 1 separately, so that the many character n-grams do not
 outweigh the few words.
 """
@@ -67,7 +67,7 @@ _SYMBOL = re.compile(r"[^\w\s]")
 def words_of(text: str, *, symbols: bool = False) -> list[str]:
     """Return the words of a text, in order and including repeats.
 
-    With ``symbols``, its punctuation marks and symbols follow the words.
+    With ``symbols``, the punctuation marks and symbols of the text follow the words.
 
     >>> words_of("Cod-liver OIL, 2nd ed.")
     ['cod', 'liver', 'oil', '2nd', 'ed']
@@ -135,8 +135,8 @@ class SplitTexts(Sequence[str]):
     """Texts that are split into words only once, even if a `Featurizer` reads them repeatedly.
 
     Use it in place of a list of texts when a vocabulary is fitted on the texts that it transforms,
-    or when several vocabularies read the same texts. The words take four bytes each until the
-    object is dropped.
+    or when several vocabularies read the same texts. Each word of a text takes four bytes
+    until this object is deleted.
 
     >>> texts = SplitTexts(["red cod", "red tape"])
     >>> Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1).transform(texts).shape
@@ -159,7 +159,7 @@ class SplitTexts(Sequence[str]):
     def words(self) -> tuple[list[str], Ids]:
         """Return the distinct words, and the word ids of each text, including repeats."""
         words = partial(words_of, symbols=self._symbols)
-        return _number(map(words, track(self._texts, "Counting words")))
+        return _assign_ids(map(words, track(self._texts, "Counting words")))
 
     def word_lists(self, start: int, stop: int) -> list[list[str]]:
         """Return the words of the texts ``start`` to ``stop - 1``."""
@@ -226,7 +226,9 @@ class Featurizer:
         split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
         words, of_text = split.words
         shortest, longest = char_ngrams
-        ngrams, of_word = _number(ngrams_of(w, shortest, longest) if longest else () for w in words)
+        ngrams, of_word = _assign_ids(
+            ngrams_of(word, shortest, longest) if longest else () for word in words
+        )
         counts = np.zeros(len(words), dtype=np.int64)
         ngram_counts = np.zeros(len(ngrams), dtype=np.int64)
         count_texts(of_text, of_word, counts, ngram_counts)
@@ -263,7 +265,8 @@ class Featurizer:
     def transform(self, texts: Sequence[str], *, unit: bool = False) -> csr_matrix:
         """Return the features (N, words + n-grams) in float32. Unknown words are ignored.
 
-        Words and n-grams are each scaled to length 1. If ``unit``, then the whole row is, too.
+        The words and the n-grams of a text are scaled to L2 norm 1 separately. If ``unit``, each
+        row is then scaled to L2 norm 1 as a whole.
         """
         from scipy.sparse import csr_matrix
 
@@ -314,8 +317,8 @@ class Featurizer:
         for words in word_lists:
             for word in words:
                 # extending an array by an array copies memory at once, without a Python loop
-                own = known.get(word)  # once, because another thread may clear the cache
-                ids.extend(self._look_up(word) if own is None else own)
+                cached = known.get(word)  # once, because another thread may clear the cache
+                ids.extend(self._look_up(word) if cached is None else cached)
             if self.word_ngrams > 1:
                 known_ids = self._word_ids
                 joined = word_ngrams_of(words, self.word_ngrams)
@@ -325,21 +328,22 @@ class Featurizer:
 
     def _look_up(self, word: str) -> array[int]:
         """Return the feature ids of a word and its character n-grams, and cache them."""
-        own = (self._word_ids.get(word),) if self.word_ngrams else ()
+        word_id = (self._word_ids.get(word),) if self.word_ngrams else ()
         ngrams = ngrams_of(word, *self.char_ngrams) if self.ngrams else ()
-        ids = array("i", [i for i in (*own, *map(self._ngram_ids.get, ngrams)) if i is not None])
+        looked_up = (*word_id, *map(self._ngram_ids.get, ngrams))
+        ids = array("i", [i for i in looked_up if i is not None])
         self._ids_of_word[word] = ids
         return ids
 
 
-def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
+def _assign_ids(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
     """Assign an id to each distinct name. Return the names, and the ids of each list."""
     ids: dict[str, int] = {}
-    numbers, ends = array("i"), [0]
+    all_ids, ends = array("i"), [0]
     for names in lists:
-        numbers.extend([ids.setdefault(name, len(ids)) for name in names])
-        ends.append(len(numbers))
-    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
+        all_ids.extend([ids.setdefault(name, len(ids)) for name in names])
+        ends.append(len(all_ids))
+    return list(ids), (np.array(ends, dtype=np.int64), np.array(all_ids, dtype=np.int32))
 
 
 def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> dict[str, int]:
