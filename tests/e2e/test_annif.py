@@ -122,7 +122,7 @@ def test_an_id_that_is_not_unicode_is_no_error_of_ours(client, project):
         (b"text=%00", 200, ""),
         ("text=ä".encode(), 422, "not a form"),
         (b"&".join(b"text=a" for _ in range(200)), 422, "not a form"),
-        (b"text=" + b"a" * 20_001, 413, "at most 20,000 per text"),
+        (b"text=" + b"a" * 20_001, 413, "shorten the text to at most 20,000"),
         (b"text=" + b"%41" * 1_000_000, 413, "longer than 20,000 characters"),
     ],
 )
@@ -157,7 +157,7 @@ def test_there_is_no_other_project(client):
         client.post("/v1/projects/other/suggest-batch", json={"documents": [{"text": "a"}]}),
     ):
         assert answer.status_code == 404
-        assert "the only one is" in answer.json()["error"]
+        assert "there is no project" in answer.json()["error"]
 
 
 def test_a_batch_has_at_most_32_texts(client, project):

@@ -67,7 +67,7 @@ class SuggestBatch(BaseModel):
 
 
 class Suggestion(BaseModel):
-    """A label of a text."""
+    """A label that is suggested for a text."""
 
     uri: str
     label: str
@@ -76,13 +76,13 @@ class Suggestion(BaseModel):
 
 
 class Suggestions(BaseModel):
-    """The labels of a text, best first."""
+    """The suggestions for a text, best first."""
 
     results: list[Suggestion]
 
 
 class DocumentSuggestions(Suggestions):
-    """The labels of a text of a batch."""
+    """The suggestions for one text of a batch."""
 
     document_id: str | None
 
@@ -134,9 +134,9 @@ def add_annif_routes(api: FastAPI, backend: Backend) -> None:
     errors = error_schemas(401, 404, 408, 413, 422, 429, 503)
     path = "/v1/projects/{project_id}"
 
-    def check(given: str) -> None:
-        if given != project_id:
-            raise RequestError(404, f"there is no project {given!r}; the only one is {project_id}")
+    def check(requested: str) -> None:
+        if requested != project_id:
+            raise RequestError(404, f"there is no project {requested!r}; use {project_id!r}")
 
     @api.get("/v1/", responses=error_schemas(401), tags=_TAGS)
     async def api_info() -> ApiInfo:
@@ -163,8 +163,8 @@ def add_annif_routes(api: FastAPI, backend: Backend) -> None:
         check(project_id)
         # On a thread, because Python decodes a long form slowly.
         fields = await asyncio.to_thread(_parse_form, await request.body())
-        (found,) = await _suggest(backend, [fields.text], fields, request)
-        return found
+        (suggestions,) = await _suggest(backend, [fields.text], fields, request)
+        return suggestions
 
     @api.post(f"{path}/suggest-batch", responses=errors, tags=_TAGS)
     async def suggest_batch(
@@ -173,10 +173,10 @@ def add_annif_routes(api: FastAPI, backend: Backend) -> None:
         """Suggest labels for up to 32 texts that are sent as JSON."""
         check(project_id)
         texts = [document.text for document in body.documents]
-        found = await _suggest(backend, texts, options, request) if texts else []
+        batch = await _suggest(backend, texts, options, request) if texts else []
         return [
-            DocumentSuggestions(results=one.results, document_id=document.document_id)
-            for one, document in zip(found, body.documents, strict=True)
+            DocumentSuggestions(results=suggestions.results, document_id=document.document_id)
+            for suggestions, document in zip(batch, body.documents, strict=True)
         ]
 
 
@@ -228,11 +228,11 @@ def _suggestions(ranking: list[dict[str, Any]], options: _Options) -> list[Sugge
     therefore get slightly different scores, which keeps their order. Annif fails on a URI that is
     not in its vocabulary, so labels without a URI are left out if other labels have one.
     """
-    found = []
+    suggestions = []
     for rank, label in enumerate(ranking[: options.limit]):
         score = min(1.0, max(0.0, label.get("probability", label["score"])))
         score *= 1 - rank * _TIE_STEP
         uri = label.get("uri", label["label"])
         if uri is not None and score > 0 and score >= options.threshold:
-            found.append(Suggestion(uri=uri, label=label["label"], score=score))
-    return found
+            suggestions.append(Suggestion(uri=uri, label=label["label"], score=score))
+    return suggestions

@@ -116,11 +116,11 @@ class ServedModel:
         return [self._explain_label(text, job.label, job) for text in texts]
 
     def _explain_label(self, text: str, label: int, job: Job) -> dict[str, Any]:
-        """Explain one label by the first ensemble member that ranks it in its top `MAX_LABELS`."""
-        for number, member in enumerate(self.members):
+        """Explain a label with the first member that has it among the `MAX_LABELS` best labels."""
+        for i, member in enumerate(self.members):
             (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=job.paths)
             if any(explained.id == label for explained in explanation.labels):
-                tree = _to_dict(explanation, number)
+                tree = _to_dict(explanation, i)
                 tree["labels"] = [one for one in tree["labels"] if one["id"] == label]
                 used = {path["cluster"] for path in tree["labels"][0]["paths"]}
                 tree["clusters"] = [one for one in tree["clusters"] if one["id"] in used]
@@ -132,7 +132,10 @@ class ServedModel:
                         "terms": list(map(asdict, terms)),
                     }
                 return tree
-        raise RequestError(404, f"label {label} is not among the {MAX_LABELS} best for this text")
+        message = (
+            f"label {label} is not among the {MAX_LABELS} best of this text; choose one of these"
+        )
+        raise RequestError(404, message)
 
 
 def _to_dict(explanation: Explanation, member: int) -> dict[str, Any]:
@@ -381,7 +384,7 @@ def _free_memory() -> None:
 
 
 def _not_ready() -> RequestError:
-    return RequestError(503, "the model is still loading", {"Retry-After": "1"})
+    return RequestError(503, "the model is still loading; try again in 1 s", {"Retry-After": "1"})
 
 
 def _warm_up(served: ServedModel) -> None:

@@ -166,7 +166,7 @@ class RequestCheckMiddleware:
         headers, limits = dict(scope["headers"]), self._limits
         n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
         if n_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADER_BYTES:
-            raise RequestError(431, f"headers larger than {MAX_HEADER_BYTES:,} bytes")
+            raise RequestError(431, f"headers larger than {MAX_HEADER_BYTES:,} bytes; shorten them")
         if scope["path"] not in _MONITORED_PATHS:
             self._check_host(scope["headers"])
         if self._digests and scope["path"] not in self._open_paths and not self._has_key(headers):
@@ -182,10 +182,10 @@ class RequestCheckMiddleware:
                 if not is_large:
                     body = await self._read(receive)
         except TimeoutError:
-            message = f"the request did not arrive within {limits.timeout:g} s"
+            message = f"the request did not arrive within {limits.timeout:g} s; send it again"
             raise RequestError(408, message, {"Connection": "close"}) from None
         if is_large or len(body) > limits.max_body:
-            # Read on for a moment, because a client reads the response only when it has sent all.
+            # Keep reading for a moment: some clients read a response only after sending the body.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS_TO_DISCARD):
                     await self._read(receive)
@@ -263,7 +263,7 @@ def check_structure(body: bytes, limits: Limits) -> None:
     """
     if b"\0" in body:  # UTF-16 or UTF-32; the code below expects UTF-8
         raise RequestError(422, NOT_JSON)
-    # Allow twice as many, because the routes have a better message for slightly too many texts.
+    # Allow twice as many, because the routes have a better message for a few texts too many.
     max_strings = 2 * limits.max_inputs + _EXTRA_STRINGS
     max_outside = _BYTES_OUTSIDE + max_strings * _BYTES_PER_STRING
     body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -75,13 +75,12 @@ async def compute(backend: Backend, job: Job, max_inputs: int, request: Request)
     """Check a job, and wait for its result until the timeout or until the client disconnects."""
     n_texts, max_text = len(job.texts), backend.settings.limits.max_text
     if n_texts > max_inputs:
-        raise RequestError(413, f"inputs: {n_texts} texts; at most {max_inputs} per request")
+        raise RequestError(413, f"inputs: {n_texts} texts; send at most {max_inputs} per request")
     for i, text in enumerate(job.texts):
         if len(text) > max_text:
             raise RequestError(
                 413,
-                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
-                "the beginning matters most",
+                f"inputs.{i}: {len(text):,} characters; shorten the text to at most {max_text:,}",
             )
     fields = request.scope[LOG_FIELDS]
     fields |= {"inputs": n_texts, "characters": sum(map(len, job.texts))}
@@ -228,7 +227,9 @@ def _index_routes(backend: Backend) -> APIRouter:
         served = backend.served
         graph = _graph(served, member)
         if cluster_id >= graph.n_clusters:
-            raise RequestError(404, f"there is no cluster {cluster_id}")
+            last = graph.n_clusters - 1
+            message = f"there is no cluster {cluster_id}; cluster ids go from 0 to {last}"
+            raise RequestError(404, message)
         edges = graph.labels(cluster_id)
         labels = [
             schemas.LabelEdge(id=i, label=served.name(i), uri=served.uri(i), edge_score=score)
@@ -248,17 +249,23 @@ def _check_query(request: Request) -> None:
 
 
 def _graph(served: ServedModel, member: int) -> GraphView:
-    if member >= len(served.graphs):
-        raise RequestError(404, f"there is no member {member}; the model has {len(served.graphs)}")
+    last = len(served.graphs) - 1
+    if member > last:
+        raise RequestError(404, f"there is no member {member}; members go from 0 to {last}")
     return served.graphs[member]
 
 
 def _check_label(served: ServedModel, label: int) -> None:
-    if label >= served.model.n_labels:
-        raise RequestError(404, f"there is no label {label}")
+    last = served.model.n_labels - 1
+    if label > last:
+        raise RequestError(404, f"there is no label {label}; label ids go from 0 to {last}")
 
 
 def _hit(served: ServedModel, label: int) -> dict[str, Any]:
     """Return the fields of `schemas.LabelHit` for a label."""
-    known = {"id": label, "label": served.name(label), "uri": served.uri(label)}
-    return {**known, "frequency": served.model.label_frequency(label)}
+    return {
+        "id": label,
+        "label": served.name(label),
+        "uri": served.uri(label),
+        "frequency": served.model.label_frequency(label),
+    }

@@ -20,13 +20,13 @@ from elias.errors import EliasError, did_you_mean
 from elias.inference.explain import ExplainedLabel
 from elias.serve.settings import MAX_LABELS
 
-_LONGEST_NAME = 50  # shown of an unknown name
+_LONGEST_NAME = 50  # characters of an unknown name that a message shows
 
 
 def suggest_name(name: str, known: Collection[str]) -> str:
     """Return an unknown name in quotes, with the most similar known name, or all known names."""
     name = name[:_LONGEST_NAME]
-    return repr(name) + (did_you_mean(name, known) or f"; known are: {', '.join(known)}")
+    return repr(name) + (did_you_mean(name, known) or f"; use one of: {', '.join(known)}")
 
 
 # Python's JSON parser accepts NaN and reads 1e999 as infinity, but a request must not have them.
@@ -141,7 +141,7 @@ class NamedCluster(_Response):
 
 
 class Why(_Response):
-    """The labels of a text and the clusters that led to them, in one member of an ensemble."""
+    """The labels of a text, and the clusters that lead to them in one ensemble member."""
 
     member: int
     labels: list[ExplainedLabel]
@@ -244,7 +244,7 @@ class Failure(_Response):
     error_type: str
 
 
-NOT_JSON = "the body is not JSON"
+NOT_JSON = "the body is not valid JSON; send JSON in UTF-8"
 
 _MAX_LENGTH = 400
 _ERRORS = {
@@ -263,7 +263,7 @@ _ERRORS = {
 }
 """The ``error_type`` and the description of each HTTP status.
 
-The names are those of Text Embeddings Inference, where it has one.
+The names are those of Text Embeddings Inference, if it has a name for the error.
 """
 
 HANDLED = (HTTPException, RequestValidationError, EliasError)

@@ -54,7 +54,7 @@ _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
-"""Maximum number of connections to refuse between two polls during shutdown, and seconds each."""
+"""During shutdown: connections to refuse per poll, and seconds to read the request of each."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
 """Fork workers on Linux only. On macOS, some system libraries do not work after a fork."""
@@ -110,7 +110,8 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"--host {host}: is not an address ({error.strerror})") from error
+        problem = f"--host {host}: is not an address ({error.strerror})"
+        raise ConfigError(f"{problem}; give a host name or an IP address") from error
     if os.name == "posix":  # on Windows, this option would let two servers share a port
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -155,7 +156,7 @@ class _Supervisor:
         if _FORKS:
             for module in _SHARED_MODULES:
                 import_module(module)
-            gc.freeze()  # collections in the workers would copy pages
+            gc.freeze()  # garbage collection in the workers would copy shared pages
         try:
             while not self._stopping or self._workers:
                 self._process_signals()
@@ -318,7 +319,7 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
         try:
             await backend.load()
         except Exception:
-            backend.metrics.reloads.labels("failure").inc()  # seen only if other workers serve
+            backend.metrics.reloads.labels("failure").inc()  # visible only if other workers serve
             server.should_exit = True
             raise
         logger.info("worker %d is ready", os.getpid())

@@ -16,11 +16,11 @@ from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError
 
 MAX_LABELS = 100
-"""Maximum ``top_k``. It is also the number of labels of each member that an ensemble averages."""
+"""Maximum ``top_k``. An ensemble also averages this many labels of each member."""
 MAX_EXPLAINED = 8
 """Maximum number of texts in one request to ``/explain``."""
 UNHEALTHY_FILE = "unhealthy"
-"""File in the metrics folder that exists while workers keep dying. ``/health`` reports it."""
+"""File in the metrics folder that exists while workers keep dying. ``/health`` then returns 503."""
 
 MAX_HEADER_BYTES = 64 * 2**10
 """Maximum size of the request line and the headers; larger ones get status 431."""
@@ -43,7 +43,7 @@ class Limits:
     """Larger request bodies get status 413."""
     max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = 32
     max_queue: Annotated[
-        int, Option(min=1, help="Waiting texts per worker; further requests get status 429.")
+        int, Option(min=1, help="Waiting texts per worker; excess requests get status 429.")
     ] = 512
     max_connections: Annotated[int, Option(min=1, help="Open connections per worker.")] = 1000
     """If exceeded, the connection that has been idle for longest is closed."""
@@ -96,8 +96,8 @@ class ServeSettings:
         for name in self.host_names:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(
-                    f"--host-name {name}: is not the name of a host; give a name in lower case "
-                    "without scheme and port, such as labels.example.org"
+                    f"--host-name {name}: is not a host name; write it in lower case, without a "
+                    "scheme or port, such as labels.example.org"
                 )
         for origin in self.allow_origins:
             if not _ORIGIN.fullmatch(origin):
@@ -183,5 +183,5 @@ def read_examples(path: Path) -> tuple[str, ...]:
 
     examples = tuple(filter(None, map(str.strip, read_lines(path))))
     if not examples:
-        raise ConfigError(f"{path}: is empty; it should have one example text per line")
+        raise ConfigError(f"{path}: is empty; write one example text per line")
     return examples

@@ -81,7 +81,7 @@ def test_a_server_for_this_machine_needs_neither(host, tmp_path):
     "name", ["http://a.example", "a.example:8000", "a/b", "*", "", "Ä.example"]
 )
 def test_a_host_name_that_no_request_can_have_is_refused(name, tmp_path):
-    with pytest.raises(ConfigError, match="is not the name of a host"):
+    with pytest.raises(ConfigError, match="is not a host name"):
         ServeSettings(model=tmp_path, host_names=(name,))
 
 

@@ -61,6 +61,6 @@ try {
     Object.entries(methods).map(([method, operation]) => route(path, method, operation, components.schemas)));
   byId("routes").replaceWith(h("main", { id: "routes", class: "one" }, routes));
 } catch (error) {
-  const message = error.status === 401 ? "This server requires a key: enter it on the first page." : error.message;
+  const message = error.status === 401 ? "This server requires an API key. Enter it on the first page." : error.message;
   byId("routes").replaceChildren(h("p", {}, message));
 }

@@ -1,4 +1,4 @@
-// Draw the paths from the text over its clusters to a label.
+// Draw the paths from the text through clusters to a label.
 
 import { number, s } from "./dom.js";
 
@@ -7,15 +7,15 @@ const LETTER = 6.9; // approximate width of a letter in pixels
 const BOLD = 7.8;
 
 const cut = (text, width, letter = LETTER) => {
-  const most = Math.max(3, Math.floor(width / letter));
-  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+  const maxLetters = Math.max(3, Math.floor(width / letter));
+  return text.length <= maxLetters ? text : `${text.slice(0, maxLetters - 1)}…`;
 };
 
 // Break a name between words into at most two lines.
 function wrap(text, width, letter) {
-  const most = Math.floor(width / letter);
-  const end = text.lastIndexOf(" ", most);
-  if (text.length <= most || end < 1) return [cut(text, width, letter)];
+  const maxLetters = Math.floor(width / letter);
+  const end = text.lastIndexOf(" ", maxLetters);
+  if (text.length <= maxLetters || end < 1) return [cut(text, width, letter)];
   return [text.slice(0, end), cut(text.slice(end + 1), width, letter)];
 }
 

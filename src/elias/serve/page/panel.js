@@ -6,7 +6,7 @@ import { graph } from "./graph.js";
 
 const PATHS = 5;
 const PAGE_SIZE = 30;
-const WORDS_DELAY = 400; // ms before the words are asked for, which takes the server longest
+const WORDS_DELAY = 400; // ms before the effects of words are requested, because they take long to compute
 
 export const hrefs = {
   why: (id) => `#why/${id}`,
@@ -43,7 +43,7 @@ export function row({ title, score, share, about, href, ...more }) {
       about ? h("span", { class: "about" }, about) : null));
 }
 
-// A model of few labels has no index: one cluster holds every label. Until the model is known, assume an index.
+// A model with few labels has no index: one cluster holds every label. Assume an index until /info is loaded.
 const hasIndex = (info) => info?.n_clusters !== 1;
 
 export const clear = (info) =>
@@ -58,15 +58,15 @@ export function fail(error) {
 // ---- explanation
 
 const FACTORS = [
-  ["probability", "probability", "share of relevant labels at this score"],
-  ["score", "score", "labels are ranked by it"],
+  ["probability", "probability", "how often labels with this score are relevant"],
+  ["score", "score", "the labels are ranked by this score"],
   ["classifier_score", "classifier", "score of the label's classifier"],
   ["path_score", "path", "best path to the label: cluster × edge"],
   ["p", "p", "classifier × path, the score of the search"],
   ["ranker_score", "ranker", "score of the sparse ranker"],
   ["name_likeness", "name", "similarity of the text and the label's name"],
   ["name_coverage", "coverage", "share of the label's name that occurs in the text"],
-  ["calibrated_score", "calibrated", "calibration of the factors above"],
+  ["calibrated_score", "calibrated", "estimated from the factors above"],
 ];
 
 const factors = (label) =>
@@ -74,7 +74,7 @@ const factors = (label) =>
     FACTORS.filter(([key]) => label[key] !== null && label[key] !== undefined).map(([key, name, meaning]) =>
       [h("dt", {}, (key === "probability" ? percent : number)(label[key])), h("dd", {}, name), h("dd", {}, meaning)]));
 
-// Show the text with the words that speak for the label in one colour, against it in another.
+// Mark words that raise the score of the label in one colour, and words that lower it in another.
 // Positions count Unicode characters, not UTF-16 units.
 function highlighted(text, label) {
   const characters = [...text];
@@ -90,8 +90,8 @@ function highlighted(text, label) {
       parts.push(piece);
       continue;
     }
-    const without = word.probability === null ? "" : `; ${percent(word.probability)} without it`;
-    const title = `speaks ${share > 0 ? "for" : "against"} the label${without}`;
+    const without = word.probability === null ? "" : `; without it, the probability is ${percent(word.probability)}`;
+    const title = `this word ${share > 0 ? "raises" : "lowers"} the score${without}`;
     const mark = h("mark", { class: share > 0 ? "for" : "against", title }, piece);
     mark.style.setProperty("--share", `${Math.round(10 + 30 * Math.abs(share))}%`);
     parts.push(mark);
@@ -100,11 +100,11 @@ function highlighted(text, label) {
 }
 
 const terms = (label) =>
-  h("p", { class: "soft" }, "In the ranker: ",
+  h("p", { class: "soft" }, "Weights in the ranker: ",
     label.terms.slice(0, 6).map((one) => `${one.term} ${one.weight > 0 ? "+" : "−"}${number(Math.abs(one.weight))}`)
       .join(", "));
 
-// Show the label's id in its vocabulary, as a link if it is one.
+// Show the label's id in its vocabulary. If the id is a URL, make it a link.
 const uri = (label) => {
   if (!label.uri) return null;
   const shown = /^https?:/.test(label.uri) ? h("a", { href: label.uri, rel: "noreferrer" }, label.uri) : label.uri;
@@ -178,8 +178,8 @@ async function showWords(box, text, body, signal) {
     box.append(
       h("h3", {}, "Words"),
       highlighted(text, label),
-      h("p", { class: "soft" }, "Each word was left out in turn. The label's score is lower without a word marked ",
-        h("mark", { class: "for" }, "for"), " and higher without one marked ", h("mark", { class: "against" }, "against"), "."),
+      h("p", { class: "soft" }, "Each word was left out in turn. Words that raise the label's score are marked ",
+        h("mark", { class: "for" }, "for"), ", words that lower it ", h("mark", { class: "against" }, "against"), "."),
     );
     if (label.terms.length) box.append(terms(label));
   } catch (error) {
@@ -187,7 +187,7 @@ async function showWords(box, text, body, signal) {
       if (error.name === "AbortError") return;
       throw error;
     }
-    box.append(h("p", { class: "soft" }, `The effect of words is not known: ${error.message}`));
+    box.append(h("p", { class: "soft" }, `The effects of the words could not be computed: ${error.message}`));
   }
 }
 
