@@ -257,7 +257,7 @@ def test_chunks_of_different_requests_are_not_mixed(model, table, tmp_path):
         predict_file(model, task, predict=stopping.predict, top_k=2)
     table.write_text(table.read_text().replace("vepi", "roda"))
 
-    with pytest.raises(DataError, match="used another input, another options; run"):
+    with pytest.raises(DataError, match="an unfinished run differs in: input, options; run"):
         predict_file(model, task, top_k=3)
     anew = FileTask.plan(task.source, task.out, chunk_size=2, overwrite=True)
     done = predict_file(model, anew, top_k=3)
@@ -320,7 +320,7 @@ MISTAKES = {
     "{table} --out {tmp}/o.csv --keep id --keep id": "it is given twice",
     "{table} --out {tmp}/o.txt --keep id": "the txt format has no columns",
     "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the output uses this name",
-    "- --out {tmp}/o.csv": "stdin cannot be read again",
+    "- --out {tmp}/o.csv": "stdin cannot be read twice",
     "{table} --format csv": "give --out FILE",
     "- --keep id": "lines on stdin have no columns",
     "{tmp}/gone.txt --out {tmp}/o.csv": "gone.txt: no such file",

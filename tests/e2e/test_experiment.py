@@ -412,14 +412,18 @@ BAD = [
         "--values 1: index.edges_per_cluster * index.n_clusters is 8",
     ),
     (("sweep", "alpha"), ("--values", "few"), "--values 'few': write numbers"),
-    (("sweep", "beam"), ("--component", "rerank"), "no such component (it has: stage2)"),
+    (
+        ("sweep", "beam"),
+        ("--component", "rerank"),
+        "will not have this component (use one of: stage2)",
+    ),
     (("sweep", "beam"), ("--set", "index.kind=all"), "stages"),
     (("prune",), ("--thresholds", "2"), "a threshold must be in [0, 1]"),
     (("prune",), ("--top-k", "0"), "must be a whole number >= 1, not 0"),
     (("prune",), ("--keep", "top=3"), "--save requires --keep, and --keep requires --save"),
     (("prune",), ("--save", "there", "--keep", "best=3"), "write threshold=0.25, or top=100"),
     (("prune",), ("--save", "there", "--keep", "top=0"), "must be a whole number >= 1, not 0"),
-    (("prune",), ("--model", "nowhere"), "--set has no effect on a trained --model"),
+    (("prune",), ("--model", "nowhere"), "--set: has no effect with a trained --model"),
 ]
 
 

@@ -249,7 +249,7 @@ def test_a_model_without_a_run_needs_a_corpus_and_an_output_path(run, corpus_fol
 
     assert (nowhere.code, without.code, written.code) == (2, 2, 0), written.err
     assert "--out" in nowhere.err
-    assert "the path of its corpus is not recorded" in without.err
+    assert "does not record the path of the corpus" in without.err
     missing = {"learning-loss", "learning-validation", "fig-7a"}
     assert set(ids(parsed(page), "figure")) == FIGURES - missing
 

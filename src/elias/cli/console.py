@@ -192,7 +192,7 @@ def stage_table(
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in shown_metrics)]
         for stage, values in stages.items()
     ]
-    about = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
+    about = "; rows above the ensemble show its first member" if "ensemble" in stages else ""
     left_out = {*COMPONENTS} & {*stages} - {*components} if components is not None else {}
     if left_out:
         about += (
@@ -207,7 +207,7 @@ def stage_table(
         rule = describe_rule(best["threshold"], keep_best=best.get("keep_best", False))
         shown += ["", f"With the best F1 on held-out points ({rule}):", f1_table(at_threshold)]
     elif not probabilities:
-        shown += ["", "No F1: the model has no probabilities to choose a threshold by."]
+        shown += ["", "No F1: the model has no probabilities, so no threshold was chosen."]
     return shown
 
 
@@ -215,9 +215,9 @@ def describe_rule(threshold: float, *, keep_best: bool) -> str:
     """Describe which labels a threshold assigns.
 
     >>> describe_rule(0.25, keep_best=False), describe_rule(1.0, keep_best=True)
-    ('probability from 0.25', 'the best label')
+    ('probability of at least 0.25', 'the best label')
     """
-    others = f"probability from {threshold:g}"
+    others = f"probability of at least {threshold:g}"
     if not keep_best:
         return others
     return "the best label" + ("" if threshold == 1 else f", others: {others}")
@@ -236,12 +236,12 @@ def likelihood(probability: float | None, score: float) -> str:
 
 def program() -> str:
     """Return the command that starts this program, such as ``elias`` or ``.venv/bin/elias``."""
-    called = Path(sys.argv[0])
-    if called.name != "elias" or not called.is_file():
+    script = Path(sys.argv[0])
+    if script.name != "elias" or not script.is_file():
         return "elias"
     on_path = shutil.which("elias")
-    is_on_path = on_path is not None and called.samefile(on_path)
-    return "elias" if is_on_path else shlex.quote(str(called))
+    is_on_path = on_path is not None and script.samefile(on_path)
+    return "elias" if is_on_path else shlex.quote(str(script))
 
 
 def one_line(text: str) -> str:
@@ -273,7 +273,7 @@ def _percent(value: float | None) -> str:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print errors that the user can fix as one line, and exit. Other exceptions are raised."""
+    """Print an error that the user can fix as one line, and exit. Let other exceptions pass."""
     try:
         yield
         sys.stdout.flush()
@@ -289,7 +289,7 @@ def report_errors() -> Iterator[None]:
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
         if error.filename is None:
-            if error.errno not in _DISK_ERRORS:  # not an error with one of the user's files
+            if error.errno not in _DISK_ERRORS:  # not about a file of the user
                 raise
             _discard_stdout()
         report_error(DataError(f"{error.filename or 'output'}: {error.strerror}"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RECALL_KS = (10, 20, 100)
 _MIN_FOR_DECILES = 100  # minimum number of labels to show recall by decile
 _N_GROUPS = 10  # number of groups shown
-_SAME = 0.01  # percentage points; metrics on other hardware may differ by less
+_SAME = 0.01  # percentage points; smaller differences may come from other hardware
 _NOTICEABLE = 0.05  # minimum share of training texts for a warning
 
 
@@ -189,23 +189,23 @@ def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> di
 
 
 def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> None:
-    """Print the results. ``rule`` is the option ``--threshold``, see also `Elias.keeps_best`."""
+    """Print the results of ``--threshold rule``; for ``keep_best`` see `Elias.keeps_best`."""
     console.print_out(console.metrics_table(results["metrics"]))
     if f1 := results.get("f1"):
-        described = f"score from {f1['threshold']:g}"
+        described = f"score of at least {f1['threshold']:g}"
         if "errors" in results:  # the model has probabilities
             described = console.describe_rule(f1["threshold"], keep_best=keep_best)
         title = f"labels assigned by --threshold {rule} ({described}):"
         console.print_out("", title, console.f1_table(f1))
     else:
         console.note(
-            "no F1: these predictions have no probabilities to choose a threshold by; give "
-            "--threshold a score, or add probabilities to the model with elias calibrate"
+            "no F1: these predictions have no probabilities, so no threshold was chosen; set a "
+            "score with --threshold, or add probabilities to the model with elias calibrate"
         )
     if thresholds := results.get("thresholds"):
         cells = [
-            [name, *(f"{of[f'{average}-F1']:.2f}" for average in ("micro", "macro"))]
-            for name, of in thresholds.items()
+            [name, *(f"{values[f'{average}-F1']:.2f}" for average in ("micro", "macro"))]
+            for name, values in thresholds.items()
         ]
         title = "F1 in percent with one threshold for all labels, and with a threshold per label:"
         console.print_out("", title, console.columns(["--threshold", "micro", "macro"], cells))
@@ -248,7 +248,10 @@ def _find_groups(
 
     if name == "frequency":
         if frequencies is None:
-            raise DataError(f"{corpus.source}: --by frequency needs the training data of the model")
+            raise DataError(
+                f"{corpus.source}: is not the training data of the model; give the training data, "
+                "or leave out --by frequency"
+            )
         return frequency_groups(frequencies)
     if name == "broader":
         _check_broader(model)
@@ -262,8 +265,8 @@ def _check_broader(model: elias.Elias) -> None:
     """Raise a `DataError` if the model has no broader labels."""
     if model.label_table.broader is None:
         raise DataError(
-            "the model does not know which labels are broader; train it with --label-table and a "
-            "vocabulary that has broader labels"
+            "the model does not know which labels are broader; train a model with --label-table "
+            "and a vocabulary that has broader labels"
         )
 
 
@@ -280,7 +283,7 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
     table = TableFile(path, kind, ReadOptions(header=False))
     columns = table.names[:2] if kind in KINDS else []
     if len(columns) < 2:
-        raise DataError(f"{path}: give a table with two columns, label and set")
+        raise DataError(f"{path}: is not a table with two columns; give one with label and set")
     pairs = [[str(cell or "").strip() for cell in cells] for _, cells in table.rows(columns)]
     matches = model.label_table.match([label for label, _ in pairs])
     sets: dict[str, list[int]] = {}
@@ -288,9 +291,12 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
         if label is not None:
             sets.setdefault(name, []).append(label)
     if not sets:
-        raise DataError(f"{path}: the model has none of these labels, such as {pairs[-1][0]!r}")
+        raise DataError(
+            f"{path}: the model has none of these labels, such as {pairs[-1][0]!r}; write ids or "
+            "names of labels in the first column"
+        )
     if unknown := matches[1:].count(None):
-        console.note(f"{path}: the model does not have {unknown:,} of its labels")
+        console.note(f"{path}: the model does not have {unknown:,} of these labels")
     return sets
 
 
@@ -343,7 +349,8 @@ def _write_csv(path: Path, rows: Iterator[dict[str, Any]]) -> None:
             writer.writeheader()
             writer.writerows(chain([first], rows))
     except OSError as error:  # its message would name the temporary file
-        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+        problem = f"{path}: cannot be written ({error.strerror or error})"
+        raise DataError(f"{problem}; give another --per-label") from None
 
 
 @options.expand_groups
@@ -376,7 +383,7 @@ def calibrate(
     corpus, _ = choose_points(reading.read_as_trained(data, model), model, split)
     if corpus.n_labels > model.n_labels:
         raise DataError(
-            f"{data}: has labels that the model does not know; use a corpus without them"
+            f"{data}: has labels that the model does not have; use a corpus without them"
         )
     if _fitted_on(model, corpus, split, model.components[-1]):
         console.warn(
@@ -465,7 +472,7 @@ def choose_points(
     from elias.data.splits import restore_splits, validation_split
 
     if split not in SPLITS:
-        raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
+        raise DataError(f"--split {split!r}: is not a split; use one of {', '.join(SPLITS)}")
     is_training_data, source, n_points = True, corpus.source, len(corpus.train)
     if list(corpus.splits) == ["train"]:
         restored = restore_splits(corpus, model.label_names, model.metadata)

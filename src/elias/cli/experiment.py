@@ -61,7 +61,7 @@ class Experiment:
         return setting
 
     def setting_of(self, path: Path) -> tuple[elias.Elias, Setting]:
-        """Load the trained model at ``path``, and its corpus with the test points of its run."""
+        """Load the trained model at ``path``, and the corpus with the test points of the run."""
         from elias.data.splits import (
             DEFAULT_TEST_SHARE,
             hold_out_test,
@@ -72,16 +72,16 @@ class Experiment:
 
         data, test_size = self.training.data, self.training.test_size
         configuration, device = self.training.configuration, self.training.device
-        given = {
+        config_options = {
             "--preset": configuration.preset,
             "--config": configuration.config_file,
             "--encoder": configuration.encoder,
             "--set": configuration.changes,
             "--seeds": self.seeds,
         }
-        if conflicts := [option for option, value in given.items() if value]:
+        if conflicts := [option for option, value in config_options.items() if value]:
             raise ConfigError(
-                f"{conflicts[0]} has no effect on a trained --model; leave out one of them"
+                f"{conflicts[0]}: has no effect with a trained --model; leave out one of them"
             )
         model = elias.Elias.from_pretrained(path, device=device)
         corpus = self.training.reading.read_as_trained(data, model, test_size=test_size or 0)
@@ -98,7 +98,8 @@ class Experiment:
         recorded = model.metadata.get("data", {}).get("splits", {})
         if not same_statistics(setting.data["splits"], recorded):
             console.warn(
-                f"{path} was trained on another corpus, which may include some of the test points"
+                f"{path} was trained on another corpus, which may include some of these test "
+                "points, so the metrics may be too high"
             )
         return model, setting
 
@@ -155,7 +156,7 @@ def compare(
         list[str] | None,
         Option(
             metavar="PEER=PATH",
-            help="Python that has omikuji or pecos, e.g. pecos=PATH; repeatable.",
+            help="Python interpreter with omikuji or pecos, e.g. pecos=PATH; repeatable.",
         ),
     ] = None,
     ranker_features: Annotated[
@@ -196,9 +197,9 @@ def sweep(
 
     A model is trained for each value, except for beam and shortlist, which need only one model.
     """
-    from elias.experiments.sweep import parameter_called
+    from elias.experiments.sweep import find_parameter
 
-    parameter_called(parameter)
+    find_parameter(parameter)
     numbers = _parse_numbers("--values", values, float)
     setting = experiment.setting()
 
@@ -235,7 +236,7 @@ def prune(
     experiment: Experiment,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""
-    cut = _parse_cut(save, keep, overwrite=experiment.training.overwrite)
+    rule = _parse_rule(save, keep, overwrite=experiment.training.overwrite)
     by_threshold = _parse_numbers("--thresholds", thresholds, float)
     by_rank = _parse_numbers("--top-k", tops, int)
     trained = None
@@ -251,8 +252,8 @@ def prune(
         setting, model=trained, thresholds=by_threshold, tops=by_rank, component=component
     )
     experiment.run(plan)
-    if save is not None and cut is not None:
-        edges = save_pruned(setting, cut, save, model=trained)
+    if save is not None and rule is not None:
+        edges = save_pruned(setting, rule, save, model=trained)
         console.note(
             f"{save}: {edges.after:,} of {edges.before:,} edges, {100 * edges.removed:.1f}% less"
         )
@@ -273,7 +274,7 @@ def _parse_numbers(
         raise ConfigError(f"{option} {text!r}: write {example}") from None
 
 
-def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
+def _parse_rule(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
     """Parse ``--save`` and ``--keep``, and check before training that the folder can be used.
 
     The folder must be new or empty, unless ``overwrite`` is set.
@@ -286,9 +287,9 @@ def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Prune
         raise ConfigError("--save requires --keep, and --keep requires --save; give both")
     if save.exists() and not overwrite and (not save.is_dir() or any(save.iterdir())):
         raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
-    rule, _, limit = keep.partition("=")
+    kind, _, limit = keep.partition("=")
     try:
-        return PruneRule({"threshold": THRESHOLD, "top": TOP_K}[rule], float(limit))
+        return PruneRule({"threshold": THRESHOLD, "top": TOP_K}[kind], float(limit))
     except (KeyError, ValueError):
         raise ConfigError(
             f"--keep {keep!r}: write threshold=0.25, or top=100 to keep 100 edges per cluster"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 N_WORDS = 6
-"""Number of words and terms shown in one line."""
+"""Maximum number of words or terms in one line."""
 
 LEGEND = (
     "p = classifier · path, and path = cluster · edge on the best path (▸) to the label.\n"

@@ -17,7 +17,7 @@ from elias.errors import ConfigError
 def export(
     model: options.ModelPath,
     out: Annotated[
-        Path, Argument(metavar="OUT", help="The ONNX file to write; a folder with --compact.")
+        Path, Argument(metavar="OUT", help="The ONNX file to write, or the folder with --compact.")
     ],
     compact: Annotated[
         bool, Option("--compact", help="Write a model folder of about a third of the size.")
@@ -70,7 +70,7 @@ def push(
     ] = None,
     message: Annotated[str | None, Option("-m", "--message", help="Commit message.")] = None,
 ) -> None:
-    """Push a model and its card to the Hugging Face hub, and print its URL."""
+    """Push a model with a model card to the Hugging Face hub, and print the URL."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     url = loaded.push_to_hub(
         repo_id, private=private, revision=revision, license=license_name, message=message

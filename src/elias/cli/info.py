@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elias.rerank.reranker import Reranker
 
     Because = Callable[[str, str], str]
-    """Function that adds the reason for a setting, given its value and its key."""
+    """Function that takes the value and the key of a setting, and adds the reason to the value."""
 
 _INDEX_SIZES = {
     "clusters C": "n_clusters",
@@ -49,8 +49,8 @@ def info(
         console.print_json({**sizes, "config": loaded.config.to_dict(), **metadata})
         return
     rows = dict(config_rows(loaded.config)) | {"ranker": _describe_reranker(loaded.reranker)}
-    if own := loaded.metadata.get("data", {}).get("splits", {}).get("validation"):
-        rows["validation points"] = f"{own['points']:,}"  # of the corpus, so none were held out
+    if validation := loaded.metadata.get("data", {}).get("splits", {}).get("validation"):
+        rows["validation points"] = f"{validation['points']:,}"  # of the corpus, not held out
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
@@ -168,9 +168,9 @@ def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
     else:
         task = f"over the best {rerank.candidates} labels"
         if rerank.calibrate and config.eval.validation_size:
-            task += ", then calibrated" + ", with label names that are words" * rerank.names
+            task += ", then calibrated" + ", using label names if they are words" * rerank.names
     if config.ensemble.members == 1 and config.eval.validation_size:
-        task += ", in the end on the held-out points too"
+        task += ", finally trained on the held-out points too"
     return f"{task}; rerank.enabled=false trains none"
 
 
@@ -203,7 +203,7 @@ def report(
 
     columns = {name: value for name, value in reading.arguments().items() if value is not None}
     path = write_report(run, data, out=out, reading=columns or None, device=device)
-    console.note("open it in a browser; it needs no network")
+    console.note("open the file in a browser; it needs no network")
     typer.echo(path)
 
 

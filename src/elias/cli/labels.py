@@ -19,7 +19,12 @@ app = typer.Typer(
 )
 
 NewModel = Annotated[Path, Option(metavar="MODEL2", help="The folder of the new model.")]
-Label = Annotated[str, Argument(metavar="LABEL", help="Name, id or number of a label.")]
+Label = Annotated[
+    str,
+    Argument(
+        metavar="LABEL", help="Name, id in the label table, or number (see elias labels list)."
+    ),
+]
 
 
 @app.command("list", cls=options.Command)
@@ -31,7 +36,7 @@ def list_labels(
     limit: Annotated[int | None, Option(min=1, help="Maximum number of labels.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object per label.")] = False,
 ) -> None:
-    """List the labels with their number, training points, name and id."""
+    """List each label with its number (0 to L-1), training points, name and id."""
     from elias.inference.explain import LabelSearch
 
     loaded = elias.Elias.from_pretrained(model, device="cpu")
@@ -65,7 +70,7 @@ def add(
     reading: options.CorpusOptions,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Add labels without training. All other labels keep their scores."""
+    """Add labels without training. The scores of all other labels do not change."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     labels = elias.load_label_table(table, language=reading.language, encoding=reading.encoding)
     corpus = None
@@ -100,7 +105,7 @@ def merge(
     out: NewModel,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Merge a label into another one, which keeps its name and id."""
+    """Merge LABEL into INTO. The label INTO keeps its name and id."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     merged = loaded.merge_labels(_parse(loaded, label), _parse(loaded, into))
     note = f"merged {label} into {into}; the model has {merged.n_labels:,} labels"
@@ -112,7 +117,9 @@ def remove(
     model: options.ModelPath,
     labels: Annotated[
         list[str],
-        Argument(metavar="LABEL...", help="Names, ids or numbers, or @FILE with one per line."),
+        Argument(
+            metavar="LABEL...", help="Names, ids or numbers of labels, or @FILE with one per line."
+        ),
     ],
     out: NewModel,
     overwrite: options.Overwrite = False,

@@ -83,7 +83,7 @@ class ConfigOptions:
         Path | None, Option("--config", metavar="FILE", help="TOML file, or config.json of a run.")
     ] = None
     encoder: Annotated[
-        str | None, Option(metavar="MODEL", help="bag, minilm, a folder or a hub id.")
+        str | None, Option(metavar="MODEL", help="Encoder: bag, minilm, a folder or a hub id.")
     ] = None
     changes: Annotated[
         list[str] | None,
@@ -191,7 +191,7 @@ class TrainingOptions:
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options for reading a file. Missing ones are taken from the training data."""
+    """Return the options to read a file. Missing options are taken from the training data."""
     from elias.data.load import reading_options
 
     options = reading_options(path, settings, columns)

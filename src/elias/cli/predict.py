@@ -42,16 +42,21 @@ def predict(
         str | None,
         Option(
             metavar="P|TARGET",
-            help="Minimum probability, e.g. 0.3, or rule: f1, macro-f1, precision=0.8.",
+            help="Minimum probability, e.g. 0.3, or a rule: f1, macro-f1, precision=0.8.",
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        Option(metavar="LABEL", help="Predict only this label (name, id or @FILE); repeatable."),
+        Option(
+            metavar="LABEL", help="Predict only this label (name, id, number or @FILE); repeatable."
+        ),
     ] = None,
     without: Annotated[
         list[str] | None,
-        Option(metavar="LABEL", help="Never predict this label (name, id or @FILE); repeatable."),
+        Option(
+            metavar="LABEL",
+            help="Never predict this label (name, id, number or @FILE); repeatable.",
+        ),
     ] = None,
     component: options.Component = None,
     text: options.TextColumn = None,
@@ -95,7 +100,7 @@ def predict(
         if out is None:
             return source.rows() if isinstance(source, elias.TextFile) else source
         if not isinstance(source, elias.TextFile):
-            raise DataError("--out: stdin cannot be read again after an interruption; give a file")
+            raise DataError("--out: stdin cannot be read twice to resume; give the texts as a file")
         return elias.FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
@@ -136,7 +141,7 @@ def predict(
 def _open_texts(
     model: Path, texts: Path, column: str | None, keep: Sequence[str], encoding: str | None
 ) -> elias.TextFile | Iterator[TextRow]:
-    """Return the file of texts, or the rows of stdin. By default, read the columns of training."""
+    """Return the file of texts, or the rows of stdin. Columns default to those of the training."""
     from elias.persistence.hub import find_model
     from elias.persistence.manifest import Manifest
 
@@ -241,8 +246,8 @@ def open_file(
         raise DataError(f"{console.one_line(str(source))}: no such file; {remedy}")
     reading: dict[str, Any] = {"text": column, "encoding": encoding}
     if settings and source.is_file() and is_table(source, column, keep):
-        given = {"text": column, "header": None, "encoding": encoding}
-        reading = options.training_options(source, settings, given)
+        columns = {"text": column, "header": None, "encoding": encoding}
+        reading = options.training_options(source, settings, columns)
     return elias.TextFile.find(source, keep=keep, **reading)
 
 
@@ -260,9 +265,9 @@ def stdin_lines() -> Iterator[str]:
 
 
 def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:
-    """Return the labels of ``--only`` or ``--without`` as names or ids.
+    """Return the labels of ``--only`` or ``--without`` as names or label numbers.
 
-    A number is an id, unless a label has that name. ``@FILE`` is a file with one label per line.
+    Digits are a label number, unless a label has that name. ``@FILE`` has one label per line.
 
     >>> parse_labels(["fish", "1"], ["fish", "law"])
     ['fish', 1]
@@ -278,7 +283,7 @@ def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str
             continue
         lines = [line.strip() for line in read_lines(Path(value[1:])) if line.strip()]
         if not lines:
-            raise DataError(f"{value[1:]}: is empty; it should have one label per line")
+            raise DataError(f"{value[1:]}: is empty; write one label per line")
         labels += lines
     known = set(names)
     return [int(label) if label not in known and label.isdecimal() else label for label in labels]

@@ -35,11 +35,14 @@ def serve(
     ] = 1,
     api_key_file: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Require one of the API keys in this file, one per line."),
+        Option(
+            metavar="FILE",
+            help="File of API keys, one per line; each request must send one of them.",
+        ),
     ] = None,
     examples: Annotated[
         Path | None,
-        Option(metavar="FILE", help="File with example texts for the page, one per line."),
+        Option(metavar="FILE", help="Example texts for the page, one per line."),
     ] = None,
     limits: Limits,
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,

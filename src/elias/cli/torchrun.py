@@ -22,7 +22,7 @@ DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
 
 
 def check_single_process(command: str | None) -> None:
-    """Raise an error if `torchrun` started several processes of a command that needs only one.
+    """Raise an error if `torchrun` started several processes of a command that supports only one.
 
     Raises:
         ConfigError: If there are several processes, and the command cannot divide its work.
@@ -78,7 +78,7 @@ def follow_predict(world: World, model: elias.Elias, options: Mapping[str, Any])
 
 
 def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Wait without a timeout until rank 0 has read its texts, and return them."""
+    """Wait, without a timeout, until rank 0 has read the next texts, and return them."""
     world.run_on_rank0(lambda: None)
     return world.broadcast(texts)
 

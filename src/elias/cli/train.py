@@ -47,7 +47,10 @@ def train(
         bool, Option("--json", help="With --dry-run: print all settings as JSON.")
     ] = False,
     ignore_memory: Annotated[
-        bool, Option("--ignore-memory", help="Train even if memory seems short.")
+        bool,
+        Option(
+            "--ignore-memory", help="Train even if the memory estimate exceeds what is available."
+        ),
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
@@ -83,7 +86,7 @@ def train(
     if not dry_run and not rank:
         compile_in_background()
     with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
-        # With several processes, each one later moves its share of the model to its own GPU.
+        # With several processes, each process later moves its share of the model to its GPU.
         init_device = "cpu" if world.shards_labels else device
         start = None
         if init_from is not None:
@@ -171,14 +174,14 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
-def show_plan(given: EliasConfig, config: ResolvedConfig, corpus: elias.Corpus) -> None:
+def show_plan(config: EliasConfig, resolved: ResolvedConfig, corpus: elias.Corpus) -> None:
     """Print the sizes of the corpus and the resolved configuration on stderr.
 
-    Settings that are not set in ``given`` are printed with the reason for their value.
+    Settings that are not set in ``config`` are printed with the reason for their value.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
-    why = reasons(given, config, len(corpus.train), corpus.n_labels)
-    rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config, why)]
+    why = reasons(config, resolved, len(corpus.train), corpus.n_labels)
+    rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(resolved, why)]
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
@@ -231,7 +234,7 @@ def _show_estimate(estimate: DryRun) -> None:
         rows.append(("not included", "set-up, compilation, validation, ranker and tests"))
     console.show(console.grid(rows))
     if estimate.remedies:
-        problem = "the run does not fit"
+        problem = "the run does not fit in memory"
         if all(fit.possible for fit in estimate.fits):
             problem = "other programs use too much memory"
         console.warn(f"{problem}: {'; '.join(estimate.remedies)}")

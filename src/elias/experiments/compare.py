@@ -49,13 +49,13 @@ METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@10
 SHOWN = ("P@1", "P@5", "R@100")
 WORDS, RANKER = "words", "ranker"
 FEATURES = {WORDS: "", RANKER: ", our features"}
-"""Kinds of features, with the suffix of each in row titles."""
+"""Suffix of row titles for each kind of features."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
 """Size of the XR-Linear ensemble. Each of its models has a different clustering."""
 _PEER_REMARKS = {
-    "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
-    "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
+    "omikuji": "Parabel and Bonsai are from omikuji {}, with 3 trees.",
+    "pecos": "XR-Linear is from PECOS {}, with defaults (×3: the average over three clusterings).",
 }
 _FOLDER_PREFIX = ".peer-"
 _MAX_MESSAGE = 160
@@ -98,7 +98,9 @@ def compare(
         "Times include the computation of features. Peers read tf-idf of words unless stated "
         "otherwise, and train on the validation points too."
     ]
-    remarks += [_PEER_REMARKS[name].format(found) for name, found in versions.items() if found]
+    remarks += [
+        _PEER_REMARKS[peer].format(version) for peer, version in versions.items() if version
+    ]
     return Plan(
         name="compare",
         title="Comparison with other methods (Tables 1 and 2)",
@@ -192,7 +194,10 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
             )
         python = Path(path).expanduser()
         if not python.is_file() or not os.access(python, os.X_OK):
-            raise ConfigError(f"--peer-python {text!r}: {path} is not a Python interpreter")
+            raise ConfigError(
+                f"--peer-python {text!r}: {path} is not a Python interpreter; give the path of an "
+                "executable file"
+            )
         interpreters[package] = python
     return interpreters
 
@@ -224,8 +229,8 @@ def _peer_task(
 
     def measure() -> list[Row]:
         if version is None:
-            note = f"{run_peer.DISTRIBUTIONS[package]} not found; name an interpreter that "
-            return [replace(empty, note=f"{note}has it: --peer-python {package}=PATH")]
+            note = f"{run_peer.DISTRIBUTIONS[package]} not found; give an interpreter that has it"
+            return [replace(empty, note=f"{note}: --peer-python {package}=PATH")]
         (train, train_seconds), (test, test_seconds) = features(kind)
         rows = []
         try:

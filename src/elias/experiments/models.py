@@ -99,7 +99,7 @@ class TrainedModel(NamedTuple):
         return total
 
     def megabytes(self, component: str) -> float:
-        """Return the size of the model files in MB. Leave out the ranker if measuring a stage."""
+        """Return the size of the model files in MB. For a stage, leave out the ranker."""
         folder, is_stage = self.folder / MODEL_FOLDER, component == self.model.components[0]
         files = {path for path in folder.rglob("*") if path.is_file()}
         files -= set((folder / RANKER_FOLDER).rglob("*")) if is_stage else set()
@@ -152,8 +152,8 @@ class Models:
                     f"{folder}: was trained on other data; use --overwrite or another --out"
                 )
         if model is None:
-            how: dict[str, Any] = {"device": setting.device, "overwrite": setting.overwrite}
-            model = train(setting.corpus, config, out=folder, **how)
+            options: dict[str, Any] = {"device": setting.device, "overwrite": setting.overwrite}
+            model = train(setting.corpus, config, out=folder, **options)
         self._last = TrainedModel(model, folder, read_records(folder))
         return self._last
 
@@ -245,8 +245,8 @@ class Models:
             known += [NAMES] if calibrates and rerank.names and has_names else []
         if name is not None and name not in known:
             raise ConfigError(
-                f"--component {name!r}: the model will have no such component"
-                f"{did_you_mean(name, known)} (it has: {', '.join(known)})"
+                f"--component {name!r}: the model will not have this component"
+                f"{did_you_mean(name, known)} (use one of: {', '.join(known)})"
             )
         return name or known[0]
 

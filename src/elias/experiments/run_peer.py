@@ -21,7 +21,7 @@ from typing import Any
 DISTRIBUTIONS = {"omikuji": "omikuji", "pecos": "libpecos"}
 """Import name of each peer package, with its name on PyPI."""
 METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
-"""Methods, with the peer package that implements each."""
+"""Peer package that implements each method."""
 MODULES = {"omikuji": "omikuji", "pecos": "pecos.xmc.xlinear.model"}
 TREES = 3
 """Number of trees of Parabel and Bonsai, as in their papers."""
@@ -129,7 +129,7 @@ def _megabytes(folder: Path) -> float:
 
 def main() -> None:
     """Run the command line."""
-    del sys.path[0]  # the modules beside this script must not hide those of a peer
+    del sys.path[0]  # the modules beside this script must not hide modules of a peer
     command, argument, result = sys.argv[1:]
     if command == "probe":
         done = probe(argument)

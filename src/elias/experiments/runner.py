@@ -121,7 +121,7 @@ class Row:
     run: str | None = None
     """Folder of the run, relative to the folder of the experiment."""
     note: str = ""
-    """Reason for missing numbers."""
+    """Reason for missing metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +152,18 @@ def summarise(rows: Iterable[Row]) -> list[Line]:
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
     lines = []
-    for name, same in by_name.items():
-        measured = [{**row.metrics, **row.costs} for row in same if row.metrics]
+    for name, group in by_name.items():
+        measured = [{**row.metrics, **row.costs} for row in group if row.metrics]
         keys = dict.fromkeys(key for values in measured for key in values)
         columns = {key: [values[key] for values in measured if key in values] for key in keys}
         line = Line(
             name=name,
-            title=same[0].title,
+            title=group[0].title,
             n_seeds=len(measured),
             mean={key: statistics.fmean(v) for key, v in columns.items()},
             std={key: statistics.stdev(v) for key, v in columns.items() if len(v) > 1},
-            settings=same[0].settings,
-            note="; ".join(dict.fromkeys(row.note for row in same if row.note)),
+            settings=group[0].settings,
+            note="; ".join(dict.fromkeys(row.note for row in group if row.note)),
         )
         lines.append(line)
     return lines
@@ -216,7 +216,7 @@ class Table(NamedTuple):
         ]
 
     def markdown(self, lines: Sequence[Line]) -> str:
-        """Return a Markdown table of all columns that have a number."""
+        """Return a Markdown table of all columns that have a value."""
         columns = [key for key in self.columns if any(key in line.mean for line in lines)]
         return markdown_table(self.header(columns), self.rows(lines, columns))
 

@@ -90,7 +90,7 @@ class Parameter:
         return values
 
 
-def parameter_called(name: str) -> Parameter:
+def find_parameter(name: str) -> Parameter:
     """Return the parameter with the given name.
 
     Raises:
@@ -99,7 +99,7 @@ def parameter_called(name: str) -> Parameter:
     if name not in PARAMETERS:
         known = ", ".join(PARAMETERS)
         raise ConfigError(
-            f"cannot sweep {name!r}{did_you_mean(name, PARAMETERS)} (parameters: {known})"
+            f"cannot sweep {name!r}{did_you_mean(name, PARAMETERS)} (use one of: {known})"
         )
     return PARAMETERS[name]
 
@@ -138,7 +138,7 @@ def sweep(
     """
     if setting.config.index.kind == "all":
         raise ConfigError("one-vs-all has no index to sweep; set index.kind to 'graph'")
-    swept, n_labels = parameter_called(parameter), setting.corpus.n_labels
+    swept, n_labels = find_parameter(parameter), setting.corpus.n_labels
     chosen = sorted(set(swept.defaults(setting.config, n_labels) if values is None else values))
     for value in chosen:
         try:
@@ -200,7 +200,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Plot each metric by value, minus the metric at the value nearest to the configured one."""
+    """Plot the change of each metric, compared to the value nearest to the configured one."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))
@@ -242,7 +242,7 @@ class PruneRule:
             )
         if self.by == TOP_K and (self.limit < 1 or self.limit != int(self.limit)):
             raise ConfigError(
-                f"the edges kept per cluster must be a whole number >= 1, not {self.limit:g}"
+                f"the edges to keep per cluster must be a whole number >= 1, not {self.limit:g}"
             )
 
     @property
@@ -285,14 +285,16 @@ def prune(
         component: The component to measure; by default the last stage.
     """
     if not learns_graph(setting.config):
-        raise ConfigError("no stage learns a graph, so there are no edges to prune")
+        raise ConfigError(
+            "no stage learns a graph, so there are no edges to prune; set learn_graph in a stage"
+        )
     if tops is None:
         kappa = setting.config.index.edges_per_cluster
         tops = [max(1, round(share * kappa)) for share in SHARES]
     thresholds = sorted(THRESHOLDS if thresholds is None else thresholds)
-    cuts = [ALL_EDGES, *(PruneRule(THRESHOLD, float(limit)) for limit in thresholds)]
-    cuts += [PruneRule(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
-    cuts = list(dict.fromkeys(cuts))
+    rules = [ALL_EDGES, *(PruneRule(THRESHOLD, float(limit)) for limit in thresholds)]
+    rules += [PruneRule(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
+    rules = list(dict.fromkeys(rules))
     models = Models(setting)
     if model is not None:
         measured = model.check_component(component or setting.config.stages[-1].name)
@@ -301,29 +303,29 @@ def prune(
         for seed in setting.seeds:
             models.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
 
-    def measure(cut: PruneRule, seed: int) -> list[Row]:
-        pruned, edges = cut.apply(model or _trained(models, seed))
+    def measure(rule: PruneRule, seed: int) -> list[Row]:
+        pruned, edges = rule.apply(model or _trained(models, seed))
         row = Row(
-            name=cut.name,
-            title=cut.title,
+            name=rule.name,
+            title=rule.title,
             seed=seed,
             costs={
                 REMOVED: round(100 * edges.removed, 4),
                 "edges": edges.after,
                 "edges_for_labels": edges.for_labels,
             },
-            settings={"by": cut.by, "limit": cut.limit},
+            settings={"by": rule.by, "limit": rule.limit},
             run=f"{RUNS}/{run_name(MAIN_MODEL, seed)}" if model is None else None,
         )
         return [models.measure(row, pruned, measured)]
 
     tasks = []
-    for seed, cut in product(setting.seeds, cuts):
-        task = f"{cut.name}-{measured}-seed{seed}"
-        if model is not None:  # another one may have the same configuration
+    for seed, rule in product(setting.seeds, rules):
+        task = f"{rule.name}-{measured}-seed{seed}"
+        if model is not None:  # another model may have the same configuration
             task += f"-{crc32(json.dumps(model.metadata, sort_keys=True).encode()):08x}"
-        title = f"edges kept: {cut.title}, seed {seed}"
-        tasks.append(Task(task, title, partial(measure, cut, seed)))
+        title = f"edges kept: {rule.title}, seed {seed}"
+        tasks.append(Task(task, title, partial(measure, rule, seed)))
     return Plan(
         name="prune",
         title="Pruned edges (Table 9)",
@@ -331,7 +333,7 @@ def prune(
         tasks=tasks,
         table=Table("edges kept", columns=(REMOVED, *METRICS, MS_PER_POINT), shown=PRUNE_SHOWN),
         plot=_plot_pruning,
-        options={"cuts": [cut.name for cut in cuts], "component": measured},
+        options={"cuts": [rule.name for rule in rules], "component": measured},
         remarks=[
             f"Measured: {measured}. The scores of the edges that stay are unchanged, and every "
             "label keeps its strongest edge."
@@ -350,18 +352,18 @@ def _plot_pruning(lines: Sequence[Line]) -> Markup:
     most = max(line.mean[REMOVED] for line in shown)
     axes = Axis("% of edges removed", 0.0, 100.0), Axis("difference to all edges, points")
     plot = Plot("Metrics by share of edges removed (Table 9)", *axes)
-    for rule, title in RULES.items():
-        cuts = [line for line in shown if line.settings["by"] == rule or line is full]
-        cuts.sort(key=lambda line: line.mean[REMOVED])
-        removed = [line.mean[REMOVED] for line in cuts]
+    for kind, title in RULES.items():
+        pruned = [line for line in shown if line.settings["by"] == kind or line is full]
+        pruned.sort(key=lambda line: line.mean[REMOVED])
+        removed = [line.mean[REMOVED] for line in pruned]
         for key in ("P@1", "R@100"):
-            change = [line.mean[key] - full.mean[key] for line in cuts]
+            change = [line.mean[key] - full.mean[key] for line in pruned]
             plot.line(f"{key}, {title}", removed, change)
     return plot.svg(f"Up to {most:.1f}% of the edges are removed.")
 
 
 def save_pruned(
-    setting: Setting, cut: PruneRule, folder: Path, *, model: Elias | None = None
+    setting: Setting, rule: PruneRule, folder: Path, *, model: Elias | None = None
 ) -> EdgeCount:
     """Prune a model and save it with its test metrics.
 
@@ -371,7 +373,7 @@ def save_pruned(
         ModelError: If the folder exists, or cannot be written.
     """
     models = Models(setting)
-    pruned, edges = cut.apply(model or _trained(models, setting.seeds[0]))
+    pruned, edges = rule.apply(model or _trained(models, setting.seeds[0]))
     predictions = pruned.predict_components(setting.corpus.split("test"))
     pruned.metadata["metrics"] = {
         component: {"test": models.evaluate(one)} for component, one in predictions.items()

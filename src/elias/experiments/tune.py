@@ -121,9 +121,9 @@ def default_space(config: ResolvedConfig) -> dict[str, Any]:
     path = resources.files("elias.experiments") / "spaces" / f"{config.encoder.kind}.toml"
     space, settings = tomllib.loads(path.read_text("utf8")), dict(_flatten(config.to_dict()))
     for name in list(space):
-        of_graph = name.startswith("index.") or name.endswith(".cluster_lr")
+        needs_graph = name.startswith("index.") or name.endswith(".cluster_lr")
         is_zero = not all(v for key, v in settings.items() if fnmatchcase(key, name))
-        if (of_graph and config.index.kind == "all") or (is_zero and "factor" in space[name]):
+        if (needs_graph and config.index.kind == "all") or (is_zero and "factor" in space[name]):
             del space[name]
     return space
 
@@ -150,7 +150,9 @@ def read_space(
             raise ConfigError(f"{path or 'search space'}: {name}: {error}") from None
         parameters.append(parameter)
     if not parameters:
-        raise ConfigError(f"{path}: is empty; write encoder.dropout = {{ range = [0.1, 0.5] }}")
+        raise ConfigError(
+            f"{path}: is empty; write, for example, encoder.dropout = {{ range = [0.1, 0.5] }}"
+        )
     return parameters
 
 
@@ -168,9 +170,9 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         ):
             return kind, options
     raise ConfigError(
-        "write { range = [low, high] }, { values = [a, b] } (single values, not lists) or, if the "
-        "default is a number other than 0, { factor = [low, high] } for multiples of the default, "
-        f"not {rule!r}"
+        f"{rule!r} is not a search rule; write {{ range = [low, high] }}, {{ values = [a, b] }} "
+        "(single values, not lists) or, if the default is a number other than 0, "
+        "{ factor = [low, high] } for multiples of the default"
     )
 
 
@@ -187,7 +189,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 @dataclass
 class Tuner:
-    """A study with everything that its trials need. It is created by `tune`."""
+    """A study and everything that the trials need. It is created by `tune`."""
 
     config: EliasConfig
     corpus: Corpus
@@ -310,7 +312,7 @@ def tune(
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     folder, resolved = Path(out), resolve_config(config, corpus)
-    if resolved.index.kind == "all":  # it decides which stages exist
+    if resolved.index.kind == "all":  # the kind of index decides which stages exist
         config = config.override({"index.kind": "all"})
     parameters = read_space(space, config, resolved)
     train, validation = validation_split(corpus, resolved)
@@ -369,7 +371,7 @@ def _set_log_level(level: int) -> None:
 def _open_study(
     path: Path, inputs: Mapping[str, Any], seed: int, *, overwrite: bool
 ) -> Iterator[optuna.Study]:
-    """Create or load the study in a file. Raise a `RunError` if its inputs were different."""
+    """Create or load the study in a file. Raise a `RunError` if it was made with other inputs."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     remedy = "use --overwrite or another --out"
     if overwrite:
@@ -438,7 +440,7 @@ def write_results(tuner: Tuner, folder: Path) -> None:
         f"Complete trials: {len(complete)}; pruned: {len(pruned)}. Best: trial "
         f"{best.number}, {metric} {best.value:.2f} on {len(tuner.points.split('validation')):,} "
         f"held-out points; first trial: {complete[0].value:.2f}. The best of many trials is partly "
-        "luck: compare both on test points, once."
+        "luck: compare both configurations on test points, once."
     )
     percent = {name: f"{share:.0%}" for name, share in shares.items()}
     settings = [

@@ -201,7 +201,7 @@ class Plot:
         height = bottom + 3 * FONT + 4
         y, y_ticks = _scale(self.y, self._ys, *((top, bottom) if rows else (bottom, top)), 6)
         left = max(_text_width(label) for _, label in y_ticks) + 10
-        right = WIDTH - (4 if self.x.categories else 18)  # the last number is centred there
+        right = WIDTH - (4 if self.x.categories else 18)  # the last tick label is centred there
         x, x_ticks = _scale(self.x, self._xs, left, right, 8)
         labels += [_text(label, left - 6, at + FONT / 3, "end") for at, label in y_ticks]
         labels += [_text(label, at, bottom + FONT + 5) for at, label in x_ticks]
@@ -219,8 +219,8 @@ def scatter_plot(
 ) -> Markup:
     """Return a scatter plot without axes, for example of a t-SNE projection.
 
-    Each group has a name, the number of its colour, and points (n, 2). The last group is drawn
-    larger, on top of the other groups.
+    Each group has a name, the index of a colour, and points (n, 2). The last group is drawn larger,
+    on top of the other groups.
     """
     points = [np.asarray(group[2], dtype=np.float64).reshape(-1, 2) for group in groups]
     low, high = np.min(np.concatenate(points), axis=0), np.max(np.concatenate(points), axis=0)
@@ -250,17 +250,17 @@ def colour(series: int) -> str:
 
 
 def _scale(
-    axis: Axis, values: Sequence[float], start: float, end: float, most: int
+    axis: Axis, values: Sequence[float], start: float, end: float, max_ticks: int
 ) -> tuple[Scale, list[tuple[float, str]]]:
     """Return the scale of an axis, and the coordinates and labels of its ticks.
 
-    There are at most ``most`` ticks, and fewer if their labels would touch.
+    There are at most ``max_ticks`` ticks, and fewer if their labels would touch.
     """
     if axis.categories is not None:
         scale, longest = Scale(0, len(axis.categories), start, end), _LONGEST_NAME
         names = (n if len(n) <= longest else f"{n[: longest - 1]}…" for n in axis.categories)
         return scale, [(scale(i + 0.5), name) for i, name in enumerate(names)]
-    for n_ticks in range(most, 2, -1):
+    for n_ticks in range(max_ticks, 2, -1):
         low, high, ticks = axis_ticks(axis, values, n_ticks)
         scale = Scale(low, high, start, end, axis.log)
         labels = list(zip(map(scale, ticks), tick_labels(ticks), strict=True))
@@ -269,8 +269,10 @@ def _scale(
     return scale, labels
 
 
-def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, float, list[float]]:
-    """Return both ends of an axis and at most ``most`` (>= 3) ticks, in steps of 1, 2 or 5.
+def axis_ticks(
+    axis: Axis, values: Sequence[float], max_ticks: int
+) -> tuple[float, float, list[float]]:
+    """Return both ends of an axis and at most ``max_ticks`` (>= 3) ticks, in steps of 1, 2 or 5.
 
     An end that is None in ``axis`` becomes the nearest tick below or above all values.
 
@@ -281,13 +283,13 @@ def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, f
     high = max(values, default=1.0) if axis.high is None else axis.high
     if axis.log:
         high = high if high > low else 10 * low
-        return low, high, log_ticks(low, high, most)
+        return low, high, log_ticks(low, high, max_ticks)
     if high <= low:
         high = low + (abs(low) or 1.0)
-    power: float = 10 ** math.floor(math.log10((high - low) / (most - 1)))
+    power: float = 10 ** math.floor(math.log10((high - low) / (max_ticks - 1)))
     for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first < most:
+        if last - first < max_ticks:
             break
     low = first * step if axis.low is None else low
     high = last * step if axis.high is None else high
@@ -295,8 +297,8 @@ def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, f
     return low, high, [t for t in ticks if low - 1e-6 * step <= t <= high + 1e-6 * step]
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most ``most`` ticks of a logarithmic axis, such as 1, 2, 5, 10, 20.
+def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    """Return at most ``max_ticks`` ticks of a logarithmic axis, such as 1, 2, 5, 10, 20.
 
     >>> log_ticks(1, 100, 7)
     [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
@@ -305,9 +307,9 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [f * 10.0**power for power in range(first, last + 1) for f in factors]
         ticks = [v for v in ticks if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
-        if len(ticks) <= most:
+        if len(ticks) <= max_ticks:
             break
-    return ticks[:: math.ceil(len(ticks) / most)] if ticks else [low, high]
+    return ticks[:: math.ceil(len(ticks) / max_ticks)] if ticks else [low, high]
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
@@ -377,9 +379,9 @@ def _bar(left: float, width: float, bottom: float, top: float, series: int, titl
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:
     """Return the marker of a series."""
-    place = f"translate({x:.1f} {y:.1f}) scale({size})"
+    transform = f"translate({x:.1f} {y:.1f}) scale({size})"
     path = _MARKERS[series % len(_MARKERS)]
-    return element("path", d=path, transform=place, fill=colour(series))
+    return element("path", d=path, transform=transform, fill=colour(series))
 
 
 def text(value: object) -> Markup:

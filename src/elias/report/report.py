@@ -78,7 +78,7 @@ def write_report(
         device: Device to compute on.
 
     Raises:
-        EliasError: If the run is not finished, the corpus is not the one of the run, or the file
+        EliasError: If the run is not finished, the corpus is not the training corpus, or the file
             cannot be written.
     """
     run = Path(run)
@@ -89,11 +89,11 @@ def write_report(
     path = records.source() if data is None else Path(data)
     if path is None:
         raise DataError(
-            f"{folder}: the path of its corpus is not recorded; give it: elias report RUN DATA"
+            f"{folder}: does not record the path of the corpus; give it: elias report RUN DATA"
         )
     if data is None and not path.exists():
         raise DataError(
-            f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
+            f"{path}: the corpus of {folder} is missing; give the new path: elias report RUN DATA"
         )
     explicit = {**dict.fromkeys(READING_OPTIONS), **(reading or {})}
     options = reading_options(path, model.data_settings or records.reading(), explicit)
@@ -446,7 +446,7 @@ def size_values(edges: csr_matrix, best: Ints) -> dict[str, Any]:
     """Return histograms of the labels and of the points per cluster, with at most 24 bars."""
     labels = (edges > ASSIGNED).getnnz(axis=1)
     points = np.bincount(best, minlength=len(labels))
-    axis = f"points with this best cluster, of {len(best):,}"
+    axis = f"points that prefer the cluster, of {len(best):,}"
     values = {}
     for key, title, label, sizes in (
         ("labels", "Labels per cluster", f"labels with ŝ > {ASSIGNED}", labels),
@@ -491,7 +491,7 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
         axis = Axis("threshold on the edge score ŝ", 0.0, 1.0)
         percent = Axis("% above the threshold", 0.0, 100.0)
         plot = Plot("Stage 1 edges in the learned graph (Fig. 7a)", axis, percent)
-        thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # those of Table 9, and 0
+        thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # thresholds of Table 9, and 0
         shown = np.searchsorted(THRESHOLDS, thresholds).tolist()
         curves = {"stage 1 edges": stage1, "all edges": 100 * above}
         values["stage1"] = _curve_figure(plot, "threshold", THRESHOLDS, curves, shown)

@@ -198,7 +198,7 @@ class LabelMaps(NamedTuple):
     several: tuple[LabelMap, ...]
     one: tuple[LabelMap, ...]
     spreads_several: tuple[float, ...]
-    """`spread` of each label that is in several clusters, if its number of points is in the range
+    """`spread` of each label in several clusters. The number of points of the label is in the range
     `SPREAD_FREQUENCIES`."""
     spreads_one: tuple[float, ...]
     """The same for labels in one cluster."""

@@ -24,7 +24,7 @@ def printed(capsys, *renderables):
 def test_an_ensembles_table_says_whose_the_other_rows_are(capsys):
     metadata = {"metrics": {**METRICS, "ensemble": METRICS["stage1"]}}
 
-    assert "of its first member" in printed(capsys, *console.stage_table(metadata, "test"))[0]
+    assert "show its first member" in printed(capsys, *console.stage_table(metadata, "test"))[0]
     shown = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
     assert "member" not in shown[0]
 
@@ -65,7 +65,7 @@ def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):
         capsys, *console.stage_table({"metrics": METRICS, "probabilities": probabilities}, "test")
     )
 
-    assert "With the best F1 on held-out points (probability from 0.25):" in lines
+    assert "With the best F1 on held-out points (probability of at least 0.25):" in lines
     assert lines[-2].split() == ["micro", "40.00", "30.00", "34.29"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from elias import EliasConfig
 from elias.config import first_difference, model_settings
 from elias.errors import ConfigError
-from elias.experiments.sweep import PARAMETERS, parameter_called
+from elias.experiments.sweep import PARAMETERS, find_parameter
 
 N_LABELS = 8_484
 
@@ -60,7 +60,7 @@ def test_without_a_shortlist_loss_its_weight_is_swept_around_one(config):
 
 def test_an_unknown_parameter_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'gamma' .*lambda, kappa, alpha, beta, beam, shortlist"):
-        parameter_called("gamma")
+        find_parameter("gamma")
 
 
 def test_the_first_difference_names_stages_and_missing_keys():
