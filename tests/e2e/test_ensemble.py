@@ -109,7 +109,7 @@ def test_the_labels_of_all_members_are_explained_by_one(ensemble, corpus, member
 
 
 def test_a_member_that_is_not_there_explains_nothing(ensemble, corpus):
-    with pytest.raises(ConfigError, match="there is no member 7; the model has 3"):
+    with pytest.raises(ConfigError, match="there is no member 7; member indices go from 0 to 2"):
         ensemble.explain(corpus.test.texts[:1], member=7)
 
 

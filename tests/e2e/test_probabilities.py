@@ -27,7 +27,7 @@ def test_a_part_of_a_model_has_no_probabilities(model, texts):
     actual = model.predict(texts, component=model.components[0])
 
     assert actual.probabilities is None
-    with pytest.raises(ConfigError, match="these scores have no probabilities"):
+    with pytest.raises(ConfigError, match="scores of this component have no probabilities"):
         model.predict(texts, component=model.components[0], threshold="f1")
 
 

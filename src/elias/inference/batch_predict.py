@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 CHUNK = 2048
 """Default number of texts in a chunk. An interruption loses the work on at most three chunks."""
 TEXT = "text"
-"""Name of the output column with the text, which is written if no input column is kept."""
+"""Name of the output column with the text. It is written if no input column is kept."""
 _STATE_FILE = "state.json"
 _INT64 = 2**63
 
@@ -69,19 +69,19 @@ class FileTask:
         """Create a task after checking that the output can be written.
 
         Args:
-            source: The input file, its text columns and the columns to copy to the output. If no
-                column is to be copied, the text is copied.
+            source: The input file, its text columns and the columns to copy to the output. Without
+                columns to copy, the text is copied.
             out: The output file. Unless ``format`` is given, its extension sets the format: .jsonl,
                 .csv, .tsv, .parquet, or .txt for lines of ``id:score``. If .gz follows the
                 extension, the file is compressed; Parquet does not allow this.
             format: One of `elias.inference.prediction_io.FORMATS`.
             chunk_size: Number of texts in memory at a time, `CHUNK` by default.
-            overwrite: Replace an existing output file and discard unfinished work of a different
-                request.
+            overwrite: Replace an existing output file, and discard unfinished chunks that were
+                predicted with other arguments.
 
         Raises:
-            DataError: If the output exists or cannot be written, or a kept column is not possible
-                in this format.
+            DataError: If the output exists or cannot be written, or the format cannot hold the
+                columns to copy.
         """
         out = Path(out)
         form = PredictionFormat.of(out, format)
@@ -105,9 +105,9 @@ class FileTask:
         path = self.out.resolve()
         return path.with_name(f".{path.name}.partial")
 
-    def chunk_path(self, number: int) -> Path:
-        """Return the path of the file of a chunk."""
-        return self.folder / f"{number:08d}.part"
+    def chunk_path(self, index: int) -> Path:
+        """Return the path of the file that stores a chunk."""
+        return self.folder / f"{index:08d}.part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class FileDone:
     texts: int
     """Number of texts in the output."""
     resumed: int
-    """Number of these texts that had been finished by an earlier, interrupted call."""
+    """Number of these texts that an earlier, interrupted call had already predicted."""
 
 
 def predict_file(
@@ -138,22 +138,25 @@ def predict_file(
             when work is resumed.
         task: The input file and the output file.
         predict: Function to call instead of ``model.predict``, for example one that distributes the
-            texts over several processes. It is called for one chunk after the other.
+            texts over several processes. It is called once for each chunk, in order.
         options: Arguments of `Elias.predict`: ``top_k``, ``threshold``, ``only``, ``without``,
             ``component``, ``batch_size``.
 
     Raises:
-        DataError: If a row cannot be read, or there is unfinished work of a different request.
+        DataError: If a row cannot be read, or an unfinished call had other arguments.
     """
     if model.model.encoder.reads_features:
-        raise DataError("this model was trained on features; it cannot predict a file of texts")
+        raise DataError(
+            "this model was trained on features, so it cannot predict a file of texts; use "
+            "Elias.predict with a CSR matrix"
+        )
     path = task.source.path
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path}: no such file; check the path")
     try:
         before, checksum = path.stat(), digest(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the file") from None
     request = {"input": checksum, **_request(model, task, options)}
     with _locked(task.folder):
         n_texts, types = _begin(task, request)
@@ -163,33 +166,35 @@ def predict_file(
         rows = islice(task.source.rows(), n_chunks * task.chunk_size, None)
         chunks = iter(lambda: list(islice(rows, task.chunk_size)), [])
 
-        def answer(chunk: list[TextRow]) -> tuple[list[TextRow], list[str], Predictions]:
+        def predict_chunk(chunk: list[TextRow]) -> tuple[list[TextRow], list[str], Predictions]:
             texts, _ = sanitize([row.text for row in chunk])
             return chunk, texts, (predict or model.predict)(texts, **options)
 
-        def write(number: int, chunk: list[TextRow], texts: list[str], found: Predictions) -> int:
+        def write(
+            index: int, chunk: list[TextRow], texts: list[str], predictions: Predictions
+        ) -> int:
             columns: dict[str, Sequence[Any]] = {TEXT: texts}
             if task.source.keep:
                 cells = zip(*(row.kept for row in chunk), strict=True)
                 columns = dict(zip(task.source.keep, cells, strict=True))
-            data = task.format.encode(columns, found, first=number == 0, types=arrow_types)
-            with staged_file(task.chunk_path(number)) as part:
+            data = task.format.encode(columns, predictions, first=index == 0, types=arrow_types)
+            with staged_file(task.chunk_path(index)) as part:
                 part.write_bytes(data)
             return len(chunk)
 
         try:
-            # while a chunk is predicted, the next one is read and the previous one written
+            # while a chunk is predicted, read the next chunk and write the previous one
             in_pairs = predict is None and model.model.labels.weight.is_cpu
             with (
                 progress("Predicting", n_texts) as advance,
                 progress_disabled(),
                 closing(prefetch(chunks, depth=1)) as ahead,
-                closing(_answers(answer, ahead, in_pairs=in_pairs)) as answers,
+                closing(_map_in_order(predict_chunk, ahead, in_pairs=in_pairs)) as results,
                 ThreadPoolExecutor(1, thread_name_prefix="elias-write") as writer,
             ):
                 advance(resumed)
                 written: Future[int] | None = None
-                for chunk, texts, predictions in answers:
+                for chunk, texts, predictions in results:
                     if written is not None:
                         advance(written.result())
                     written = writer.submit(write, n_chunks, chunk, texts, predictions)
@@ -202,7 +207,7 @@ def predict_file(
         after = path.stat()
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise DataError(f"{path}: changed while it was read; run the command again")
-        parts = [task.chunk_path(number) for number in range(n_chunks)]
+        parts = [task.chunk_path(index) for index in range(n_chunks)]
         with staged_file(task.out.resolve()) as whole, whole.open("wb") as stream:
             task.format.join(parts, stream)
         for part in parts:
@@ -210,22 +215,22 @@ def predict_file(
     return FileDone(n_texts, resumed)
 
 
-def _answers(
-    answer: Callable[[Item], Result], items: Iterable[Item], *, in_pairs: bool
+def _map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, in_pairs: bool
 ) -> Generator[Result, None, None]:
-    """Yield ``answer(item)`` for each item in order.
+    """Yield ``function(item)`` for each item, in order.
 
-    If ``in_pairs``, two threads work on two items, each with half of the CPU cores. Python code of
-    one item then runs beside compiled code of the other.
+    If ``in_pairs``, process two items at a time, in two threads with half of the CPU cores each.
+    The Python code of one item then overlaps with the compiled code of the other.
     """
     if not in_pairs:
-        yield from map(answer, items)
+        yield from map(function, items)
         return
     share = max(1, torch.get_num_threads() // 2)
 
     def work(item: Item) -> Result:
         with limit_threads(share):
-            return answer(item)
+            return function(item)
 
     pool, pending = ThreadPoolExecutor(2, "elias-predict"), deque[Future[Result]]()
     try:
@@ -275,8 +280,8 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
         differing = []  # no unfinished work, or an unreadable state file
     if differing and not task.overwrite:
         raise DataError(
-            f"{task.out}: an unfinished run used another {', another '.join(differing)}; run the "
-            "earlier command again to resume it, or add overwrite=True to start over"
+            f"{task.out}: an unfinished run differs in: {', '.join(differing)}; run the earlier "
+            "command again to resume it, or add overwrite=True to start over"
         )
     for part in task.folder.glob("*.part"):
         part.unlink()
@@ -297,7 +302,7 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
 
 
 def _common_type(known: str | None, value: Any) -> str:
-    """Return an Arrow type for both ``value`` and earlier values of type ``known``."""
+    """Return the Arrow type that holds both ``value`` and earlier values of type ``known``."""
     if value is None:
         return known or "null"
     kind = {bool: "bool", int: "int64", float: "double"}.get(type(value), "string")
@@ -331,5 +336,6 @@ def _locked(folder: Path) -> Iterator[None]:
                     shutil.rmtree(folder, ignore_errors=True)
     except Timeout:
         raise DataError(
-            f"{folder}: another process is writing this output; wait for it, or choose another"
+            f"{folder}: another process is writing this output; wait until it has finished, or "
+            "choose another output file"
         ) from None

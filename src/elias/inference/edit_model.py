@@ -44,11 +44,15 @@ def add_labels(
     examples: Sequence[str] = (),
     example_labels: csr_matrix | None = None,
 ) -> Elias:
-    """Return a model with further labels. See `Elias.add_labels`."""
+    """Return a model with additional labels. See `Elias.add_labels`."""
     if elias.model.encoder.reads_features:
-        raise ModelError("labels cannot be added: the model was trained on features, not on texts")
+        raise ModelError(
+            "labels cannot be added, because the model was trained on features; train it on texts"
+        )
     if not elias.model.labels.whole:
-        raise ModelError("labels cannot be added: the model is divided among processes")
+        raise ModelError(
+            "labels cannot be added to a model divided among processes; load it in one process"
+        )
     known = elias.label_table.match(table)
     repeated = [name for name, match in zip(table, known, strict=True) if match is not None]
     if repeated:
@@ -83,7 +87,7 @@ def labels_beside(
     examples: Sequence[str] = (),
     example_labels: csr_matrix | None = None,
 ) -> AddedLabels | None:
-    """Return the vectors that score labels with few training points by their texts.
+    """Return vectors that score the labels with few training points by their texts.
 
     Labels whose names have no letter are left out. Return None if no label remains.
 
@@ -123,7 +127,10 @@ def example_texts(
             (name for (name, _), column in zip(pairs, columns, strict=True) if column is None), None
         )
         if unknown is not None:
-            raise DataError(f"the examples name {unknown!r}, which is not a label of the table")
+            raise DataError(
+                f"the examples name {unknown!r}, which is not a label of the table; add it to the "
+                "table, or remove its examples"
+            )
         labels = csr_matrix(
             (np.ones(len(pairs), np.float32), (np.arange(len(pairs)), columns)),
             shape=(len(pairs), len(table)),
@@ -135,8 +142,9 @@ def example_texts(
         known = [label for label, match in enumerate(matches) if match is not None]
         if not known:
             raise DataError(
-                f"{examples.source or 'the examples'}: has none of the new labels, such as "
-                f"{table[0]!r}; its labels are, for example, {examples.label_names[0]!r}"
+                f"{examples.source or 'the examples'}: no label matches a new label by id or name "
+                f"(new labels: {table[0]!r}, ...; labels of the examples: "
+                f"{examples.label_names[0]!r}, ...); use the ids or names of the new labels"
             )
         columns = [matches[label] for label in known]
         select = csr_matrix(
@@ -149,7 +157,7 @@ def example_texts(
     parts = []
     for split in splits:
         if split.texts is None:
-            raise DataError("the examples have features, but labels are added by texts")
+            raise DataError("the examples have features instead of texts; give examples with texts")
         labels = csr_matrix(split.labels @ select)
         rows = np.flatnonzero(np.diff(labels.indptr))
         texts += (split.texts[row] for row in rows.tolist())
@@ -158,9 +166,12 @@ def example_texts(
 
 
 def rename_label(elias: Elias, label: int, name: str) -> Elias:
-    """Return a model in which a label has another name. The old one becomes a synonym."""
+    """Return a model in which a label has another name. The old name becomes a synonym."""
     if not name.strip():
-        raise DataError("a label needs a name that is not empty")
+        raise DataError(
+            f"the new name {name!r} is empty; give the label a name with at least one character "
+            "that is not a space"
+        )
     table = elias.label_table
     old_name, key, synonyms, *rest = list(table.rows())[label]
     others = tuple(dict.fromkeys(s for s in (*synonyms, old_name) if s != name))
@@ -173,7 +184,9 @@ def remove_labels(elias: Elias, labels: Sequence[int]) -> Elias:
     keep = np.ones(elias.n_labels, dtype=bool)
     keep[list(labels)] = False
     if not keep[: elias.model.n_labels].any():
-        raise ModelError("these are all the labels that the model was trained on; keep one of them")
+        raise ModelError(
+            "none of the labels that the model was trained on would remain; keep one of them"
+        )
     new_ids = np.where(keep, np.cumsum(keep) - 1, -1)
     table = elias.label_table.take(np.flatnonzero(keep).tolist())
     return _each_member(elias, lambda member: _relabel(member, new_ids, table))
@@ -182,13 +195,15 @@ def remove_labels(elias: Elias, labels: Sequence[int]) -> Elias:
 def merge_labels(elias: Elias, label: int, into: int) -> Elias:
     """Return a model in which ``label`` is merged into ``into``, which keeps its name."""
     if label == into:
-        raise DataError(f"the label {elias.label_names[label]!r} cannot be merged with itself")
+        raise DataError(
+            f"the label {elias.label_names[label]!r} cannot be merged with itself; give two labels"
+        )
     table = elias.label_table
     rows = list(table.rows())
     name, key, synonyms, *rest = rows[into]
     others = (*synonyms, rows[label][0], *rows[label][2])
     others = tuple(dict.fromkeys(synonym for synonym in others if synonym != name))
-    # if only one of them is in the index, the merged label takes its place there
+    # if only one of the two labels is in the index, the merged label gets its position
     stays, goes = sorted((label, into)) if into >= elias.model.n_labels else (into, label)
     table = _with_row(table, stays, (name, key, others, *rest))
     table = table.take([i for i in range(len(table)) if i != goes])
@@ -213,7 +228,7 @@ def _each_member(elias: Elias, edit: Any) -> Elias:
 def copy_with(elias: Elias, **parts: Any) -> Elias:
     """Return a copy of the model in which ``parts`` replace the attributes of the same names.
 
-    The copy has no metrics, because those of the model no longer apply.
+    The copy has no metrics, because the metrics of the original model do not apply to it.
     """
     edited = copy(elias)
     for name, part in parts.items():
@@ -227,13 +242,15 @@ def copy_with(elias: Elias, **parts: Any) -> Elias:
 
 
 def _relabel(elias: Elias, new_ids: NDArray[np.int64], table: LabelTable) -> Elias:
-    """Return a model in which label i has the number ``new_ids[i]``; -1 removes the label.
+    """Return a model in which label i has the id ``new_ids[i]``; -1 removes the label.
 
-    Labels with the same new number are merged: their classifiers are averaged, weighted by
+    Labels with the same new id are merged: their classifiers are averaged, weighted by
     frequency, and the weights of their edges are added.
     """
     if not elias.model.labels.whole:
-        raise ModelError("labels cannot be edited: the model is divided among processes")
+        raise ModelError(
+            "labels of a model divided among processes cannot be edited; load it in one process"
+        )
     n_old = elias.model.n_labels
     old_ids, reranker = new_ids[:n_old], elias.reranker
     n_new = int(old_ids.max()) + 1
@@ -282,7 +299,7 @@ def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_
     biases = np.asarray(mixing @ ranker.biases, dtype=np.float32)
     counts = np.bincount(new_ids[kept], reranker.frequencies[kept], n_labels).astype(np.int64)
     names = reranker.names
-    if names is not None:  # a merged label keeps the name features of its most frequent part
+    if names is not None:  # a merged label keeps the name of its most frequent part
         main = np.asarray(mixing.argmax(axis=1)).ravel()
         ones = np.ones(len(names.columns), dtype=np.int8)
         shape = (len(new_ids), reranker.features.n_features)
@@ -322,12 +339,12 @@ def prune_edges(
     """Return a copy of the model without its weak edges, and the edge counts.
 
     The remaining edges keep their scores, and every label keeps its strongest edge. All members of
-    an ensemble are pruned. The ``metadata`` of the copy have no metrics, because those of the
-    original model do not apply to it.
+    an ensemble are pruned. The ``metadata`` of the copy contains no metrics, because the metrics of
+    the original model do not apply to it.
 
     Args:
         model: A model with a learned graph.
-        threshold: Keep edges whose score ŝ_{c,ℓ} (Eq. 5) is at least this.
+        threshold: Keep edges whose score ŝ_{c,ℓ} (Eq. 5) is at least this value.
         top_k: Keep the ``top_k`` strongest edges of each cluster.
 
     Raises:

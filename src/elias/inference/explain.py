@@ -88,25 +88,25 @@ def trace(
     n_clusters = model.graph.n_clusters
     cluster_log = model.unsaturated_log(embedding)
     best = cluster_log.topk(min(beam_size, n_clusters), dim=1)
-    cluster_free = best.values.unsqueeze(1)  # (B, 1, b)
-    edge_free = _edges_to(model, best.indices, labels)  # (B, k, b)
-    path_log = cluster_free.clamp(max=0) + edge_free.clamp(max=0)
-    reached = edge_free > -math.inf
+    raw_cluster = best.values.unsqueeze(1)  # (B, 1, b) log scores before min(1, ·)
+    raw_edge = _edges_to(model, best.indices, labels)  # (B, k, b)
+    path_log = raw_cluster.clamp(max=0) + raw_edge.clamp(max=0)
+    reached = raw_edge > -math.inf
 
-    order = (cluster_free + edge_free).argsort(dim=2, descending=True, stable=True)
-    again = path_log.gather(2, order).argsort(dim=2, descending=True, stable=True)
-    order = order.gather(2, again)[:, :, :n_paths]
+    order = (raw_cluster + raw_edge).argsort(dim=2, descending=True, stable=True)
+    by_score = path_log.gather(2, order).argsort(dim=2, descending=True, stable=True)
+    order = order.gather(2, by_score)[:, :, :n_paths]
 
     is_path = reached.gather(2, order)
-    clusters = best.indices.unsqueeze(1).expand_as(edge_free).gather(2, order)
-    in_order = cluster_free.expand_as(edge_free).gather(2, order).clamp(max=0)
+    clusters = best.indices.unsqueeze(1).expand_as(raw_edge).gather(2, order)
+    in_order = raw_cluster.expand_as(raw_edge).gather(2, order).clamp(max=0)
     weight = model.labels.weight.float()  # one-vs-all weights may be bfloat16
     logits = label_logits(embedding, weight, model.labels.bias, labels).float()
     log_p = log_probabilities(logits, path_log.amax(dim=2))
     return LabelPaths(
         clusters=clusters.masked_fill(~is_path, n_clusters),
         cluster_scores=in_order.exp().masked_fill(~is_path, 0),
-        edge_scores=edge_free.gather(2, order).clamp(max=0).exp(),
+        edge_scores=raw_edge.gather(2, order).clamp(max=0).exp(),
         path_scores=path_log.gather(2, order).exp(),
         n_paths=reached.sum(dim=2),
         classifier=logits.sigmoid(),
@@ -153,10 +153,10 @@ class WordEffect:
 
     start: int
     end: int
-    """The word is ``text[start:end]``. In long texts it stands for several consecutive words."""
+    """The word is ``text[start:end]``. In a long text, this is a group of consecutive words."""
     effect: float
     """The score of the label minus its score in the text without the word. It is positive if the
-    word speaks for the label."""
+    word supports the label."""
     probability: float | None = None
     """Probability of the label without the word, or None if the model has no probabilities."""
 
@@ -179,7 +179,7 @@ class ExplainedLabel:
     label: str
     """Name of the label."""
     added: bool = False
-    """True if an added label was found by its own text instead of the index. It then has no paths
+    """True for an added label that was scored by its text instead of the index. It has no paths
     and no ranker score. ``p`` is the probability computed from its similarity to the text and the
     coverage of its name; ``classifier_score`` is computed from the similarity alone."""
     uri: str | None = None
@@ -193,8 +193,8 @@ class ExplainedLabel:
     probability: float | None = None
     """The probability that the label is relevant, or None if the model has no probabilities."""
     p: float
-    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the search. It is 0 if the search did not propose the
-    label to the ranker, but its name did."""
+    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the search. It is 0 if the label became a candidate of
+    the ranker only by its name."""
     classifier_score: float
     """σ(w_ℓ·φ + bias_ℓ), the score of the label's classifier."""
     path_score: float
@@ -236,7 +236,7 @@ class Explanation:
 
 MAX_PIECES = 200
 """Maximum number of words, or groups of consecutive words, that are left out of a text."""
-_MAX_CHARACTERS = 2_000_000  # of all variants of a text together
+_MAX_CHARACTERS = 2_000_000  # total length of all variants of a text
 N_TERMS = 20
 
 
@@ -258,10 +258,10 @@ def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[W
     for label in labels:
         is_label = predictions.ids == label
         scores = np.where(is_label, predictions.scores, 0).sum(axis=1)
-        chances: Sequence[float | None] = [None] * len(pieces)
+        probabilities: Sequence[float | None] = [None] * len(pieces)
         if predictions.probabilities is not None:
-            chances = (is_label * predictions.probabilities).sum(axis=1)[1:].tolist()
-        columns = zip(pieces, (scores[0] - scores[1:]).tolist(), chances, strict=True)
+            probabilities = (is_label * predictions.probabilities).sum(axis=1)[1:].tolist()
+        columns = zip(pieces, (scores[0] - scores[1:]).tolist(), probabilities, strict=True)
         effects.append(
             tuple(
                 WordEffect(start=start, end=end, effect=effect, probability=probability)
@@ -315,11 +315,13 @@ def explain(
             raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
     if not 0 <= member < len(elias.members):
         n_members = len(elias.members)
-        raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")
+        raise ConfigError(
+            f"there is no member {member}; member indices go from 0 to {n_members - 1}"
+        )
     if not issparse(inputs) and not isinstance(inputs, str):
         inputs = list(inputs)
     if words and issparse(inputs):
-        raise DataError("the effect of words needs texts, not features; leave out words=True")
+        raise DataError("word effects need texts, but these are features; leave out words=True")
     explained = elias.members[member]
     model, tokens = explained.model, tokenize(inputs, explained.model.encoder)
 
@@ -338,9 +340,10 @@ def explain(
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, Array] = {}
     if explained.reranker is not None and explained.reranker.n_proposed:
-        found = search_member(explained, tokens, explained.components, SearchOptions(top_k)).ids
-        found = found[:, : explained.config.rerank.candidates]
-        traced = _only_found(traced, (predictions.ids[:, :, None] == found[:, None]).any(axis=2))
+        searched = search_member(explained, tokens, explained.components, SearchOptions(top_k)).ids
+        searched = searched[:, None, : explained.config.rerank.candidates]  # (B, 1, candidates)
+        is_candidate = (predictions.ids[:, :, None] == searched).any(axis=2)
+        traced = _keep_candidate_paths(traced, is_candidate)
     if explained.reranker is not None:
         candidates = Candidates(predictions.ids, traced.p.numpy())
         if explained.config.rerank.embedding != "none":
@@ -407,7 +410,7 @@ def _added_factors(
         rows = np.flatnonzero(added.labels == ids[row, label])
         best = rows[p[row, rows].argmax()]
         if p[row, best] < index_p[row, label]:
-            continue  # the label was found in the index
+            continue  # the index gave the label a higher score
         factors[int(row), int(ids[row, label])] = {
             "added": True,
             "p": float(p[row, best]),
@@ -421,13 +424,13 @@ def _added_factors(
     return factors
 
 
-def _only_found(traced: LabelPaths, found: Array) -> LabelPaths:
-    """Return the paths without those to labels (B, k) that only their names proposed."""
-    lost = torch.from_numpy(~found)
+def _keep_candidate_paths(traced: LabelPaths, is_candidate: Array) -> LabelPaths:
+    """Remove the paths and the scores p of labels (B, k) that are not candidates of the search."""
+    other = torch.from_numpy(~is_candidate)
     return traced._replace(
-        path_scores=traced.path_scores.masked_fill(lost.unsqueeze(2), 0),
-        n_paths=traced.n_paths.masked_fill(lost, 0),
-        p=traced.p.masked_fill(lost, 0),
+        path_scores=traced.path_scores.masked_fill(other.unsqueeze(2), 0),
+        n_paths=traced.n_paths.masked_fill(other, 0),
+        p=traced.p.masked_fill(other, 0),
     )
 
 
@@ -471,7 +474,7 @@ class GraphView:
     def labels(self, cluster: int, count: int | None = None) -> list[Edge]:
         """Return the labels of a cluster, or only the first ``count``.
 
-        Similarity is the dot product of the cluster's classifier and the label's normalised one.
+        Similarity is the dot product of the cluster classifier and the normalised label classifier.
         """
         model = self._model
         is_edge = model.graph.edge_labels[cluster] < model.n_labels

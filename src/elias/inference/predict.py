@@ -53,13 +53,13 @@ MERGED_LABELS = 100
 """Minimum number of labels per member that an ensemble averages, even if ``top_k`` is lower."""
 MAX_RANKED_CHOICES = 10_000
 """Maximum size of the shortlist if it is enlarged to hold all labels given by ``only``."""
-_POWER_OF_CHANCE = 2.5
-"""q is about the probability of relevance to this power, as measured on held-out points."""
+_RANKER_SCORE_POWER = 2.5
+"""A ranker score q is about the probability of relevance raised to this power (measured)."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
 FEW_TEXTS, FEW_TOKENS = 16, 64
 """Maximum number of texts (bag encoder) or tokens (transformer) that a single thread searches.
 
-For so little work, threads that wait for each other take longer as soon as a core is busy.
+With so little work, several threads are slower than one if another process uses a core.
 """
 
 
@@ -109,8 +109,8 @@ def predict(
 
     if ENSEMBLE in components:
         wide = replace(options, top_k=max(options.top_k, MERGED_LABELS))
-        own = [model.last_alone, *(name for name in components if name != ENSEMBLE)]
-        predictions = predict_member(model, inputs, own, wide, tokens_of)
+        names = [model.last_alone, *(name for name in components if name != ENSEMBLE)]
+        predictions = predict_member(model, inputs, names, wide, tokens_of)
         last = [predictions[model.last_alone]]
         for other in model.others:
             name = other.last_alone
@@ -165,7 +165,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
         if features.shape[1] != encoder.n_features:
             raise DataError(
                 f"the features have {features.shape[1]} columns, but the model expects "
-                f"{encoder.n_features}"
+                f"{encoder.n_features}; pass the features that the model was trained on"
             )
         mapped = is_mapped(features)
         return unit_tokens(features) if mapped else Tokens.from_csr(unit_rows(features))
@@ -173,7 +173,9 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
         raise DataError("texts is a single text; wrap the text in a list: [text]")
     for i, text in enumerate(inputs):
         if not isinstance(text, str):
-            raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
+            raise DataError(
+                f"texts[{i}] is {type(text).__name__}, not a string; convert it to a string"
+            )
     if encoder.reads_features:
         raise DataError(
             "this model was trained on feature vectors; pass a CSR matrix instead of texts"
@@ -247,7 +249,8 @@ def rank_candidates(
     ``psi`` holds the ranker's features of the inputs. They are computed if ``psi`` is None.
     """
     n_labels, count = model.model.graph.n_labels, model.config.rerank.candidates
-    names = model.label_names if len(model.label_names) == n_labels else None  # else `join_added`
+    # with added labels, `join_added` sets the names
+    names = model.label_names if len(model.label_names) == n_labels else None
     stage = model.components[0]
     predictions, reranked = {}, list(dict.fromkeys(components))
     if stage in components:
@@ -299,10 +302,10 @@ def join_added(
     for name, predictions in ranked.items():
         texts = None if name == stage or not isinstance(inputs, Sequence) else inputs
         blocked = None if options.blocked is None else options.blocked.cpu().numpy()
-        ids, chances = member.added.best(embedding, texts, options.top_k, blocked)
+        ids, probabilities = member.added.best(embedding, texts, options.top_k, blocked)
         known = predictions.among(member.label_names)
         ids = np.where(ids < 0, known.n_labels, ids)
-        best = replace(known, ids=ids, scores=_as_scores(member, chances, name))
+        best = replace(known, ids=ids, scores=_as_scores(member, probabilities, name))
         width = min(options.top_k, known.ids.shape[1] + ids.shape[1])
         if width == known.ids.shape[1] and not (best.scores >= known.scores[:, -1:]).any():
             joined[name] = known  # no added label is good enough
@@ -311,17 +314,19 @@ def join_added(
     return joined
 
 
-def _as_scores(member: Elias, chances: Array, component: str) -> Array:
+def _as_scores(member: Elias, probabilities: Array, component: str) -> Array:
     """Convert probabilities of added labels to the scale of a component's scores."""
     reranker, learned = member.reranker, member.probabilities
     if learned is not None and component == member.components[-1]:
-        scores = np.interp(chances, learned.values, learned.scores) + _TIE_BREAK * chances
+        scores = np.interp(probabilities, learned.values, learned.scores)
+        scores += _TIE_BREAK * probabilities
     elif reranker is None or component == member.components[0]:
-        scores = chances
+        scores = probabilities
     else:
-        product = chances ** (1 + _POWER_OF_CHANCE * min(1, reranker.sharpness))  # about p·q^γ
+        power = 1 + _RANKER_SCORE_POWER * min(1, reranker.sharpness)
+        product = probabilities**power  # about p·q^γ
         of_trees, of_product = (0, 1) if component == RERANK else MIXTURES[reranker.mixture]
-        scores = of_trees * chances + of_product * product
+        scores = of_trees * probabilities + of_product * product
     return scores.astype(np.float32)
 
 
@@ -351,7 +356,9 @@ def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:
     inputs = split.features if encoder.reads_features else split.texts
     if inputs is None:
         wanted = "features" if encoder.reads_features else "texts"
-        raise DataError(f"the model needs {wanted}, but the corpus has none")
+        raise DataError(
+            f"the model needs {wanted}, but the corpus has none; give a corpus with {wanted}"
+        )
     return inputs
 
 

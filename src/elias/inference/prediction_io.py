@@ -21,7 +21,7 @@ import numpy as np
 
 from elias.data.readers.files import open_gzip, suffix_of
 from elias.data.readers.xmc import NPZ_ERRORS, load_sparse
-from elias.errors import DataError, did_you_mean
+from elias.errors import DataError, did_you_mean, quoted
 from elias.predictions import Predictions, from_entries
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "txt")
@@ -36,7 +36,9 @@ _SUFFIXES = {f".{name}": name for name in FORMATS} | {
     ".text": "txt",
     ".pq": "parquet",
 }
-_JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # json.dumps makes one for each call
+_JSON = json.JSONEncoder(
+    ensure_ascii=False, default=str
+)  # json.dumps would create an encoder for each call
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _Row = list[tuple[int, float]]
 """(label id, score) pairs of one point."""
@@ -45,7 +47,7 @@ _Row = list[tuple[int, float]]
 def read_predictions(
     path: str | Path, n_labels: int, label_names: Sequence[str] | None = None
 ) -> Predictions:
-    """Read a file of predictions of this or another tool, with one line or row per point.
+    """Read predictions of ELIAS or another tool from a file with one line or row per point.
 
     The format is detected from the content: JSON lines as written by ``elias predict``, a scipy CSR
     matrix (.npz), or lines of ``id:score id:score`` after an optional header ``N L``. The file may
@@ -61,7 +63,7 @@ def read_predictions(
             return _read_npz(content, path, n_labels, label_names)
         text = content.decode("utf8")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read ({quoted(error)}); check the file") from error
     if not text.strip():
         raise DataError(f"{path}: empty; expected one line of predictions for each point")
     lines = text.removesuffix("\n").split("\n")
@@ -72,12 +74,15 @@ def read_predictions(
         ids = [label_id for label_id, _ in row]
         for label_id, score in row:
             if not 0 <= label_id < n_labels:
-                raise DataError(f"{where}: label id {label_id!r:.40} is outside 0..{n_labels - 1}")
+                raise DataError(
+                    f"{where}: label id {label_id!r:.40} is outside 0..{n_labels - 1}; use the "
+                    "label ids of this corpus"
+                )
             if np.isnan(score):
-                raise DataError(f"{where}: the score of label {label_id} is not a number")
+                raise DataError(f"{where}: the score of label {label_id} is not a number; give one")
         if len(set(ids)) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
-            raise DataError(f"{where}: label {twice} occurs more than once")
+            raise DataError(f"{where}: label {twice} occurs more than once; keep one score")
         entries.extend((point, label_id, score) for label_id, score in row)
     points, label_ids, scores = np.array(entries, dtype=np.float64).reshape(-1, 3).T
     points, label_ids = points.astype(np.int64), label_ids.astype(np.int64)
@@ -90,9 +95,15 @@ def _read_npz(
     try:
         matrix = load_sparse(io.BytesIO(content))
     except (OSError, *NPZ_ERRORS) as error:
-        raise DataError(f"{path}: not a scipy sparse matrix: {error}") from error
+        raise DataError(
+            f"{path}: not a scipy sparse matrix ({quoted(error)}); save one with "
+            "scipy.sparse.save_npz"
+        ) from error
     if matrix.shape[1] != n_labels:
-        raise DataError(f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels")
+        raise DataError(
+            f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels; give a "
+            "column for each label"
+        )
     try:
         return Predictions.from_csr(matrix, label_names=label_names)
     except DataError as error:
@@ -118,7 +129,10 @@ def _text_rows(lines: Sequence[str], path: Path) -> Iterator[tuple[str, _Row]]:
     header = lines[0].split()
     has_header = len(header) >= 2 and all(part.isdecimal() for part in header)
     if has_header and int(header[0]) != len(lines) - 1:
-        raise DataError(f"{path}:1: says {header[0]} points, but {len(lines) - 1} lines follow")
+        raise DataError(
+            f"{path}:1: says {header[0]} points, but {len(lines) - 1} lines follow; correct the "
+            "first line"
+        )
     for number, line in enumerate(lines[has_header:], start=1 + has_header):
         row = []
         for pair in line.split():

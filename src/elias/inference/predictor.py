@@ -98,7 +98,7 @@ class Elias:
         >>> 7 in model.predict(corpus.test.texts, without=[7])[0].ids
         False
 
-        Measure it on the test points, in percent:
+        Compute its metrics on the test points, in percent:
 
         >>> sorted(model.evaluate(corpus))[:3]
         ['P@1', 'P@3', 'P@5']
@@ -132,7 +132,7 @@ class Elias:
         self.probabilities = probabilities
         """The map from scores of the last component to probabilities, or None."""
         self.added = added
-        """Labels without training points, which are scored by their texts, or None."""
+        """Labels with no or few training points, which are scored by their texts, or None."""
         self.folder: Path | None = None
         """The folder that the model was loaded from, or None."""
 
@@ -187,7 +187,7 @@ class Elias:
         if name not in self.components:
             hint = did_you_mean(name, self.components)
             raise ConfigError(
-                f"component {name!r}: no such component{hint} (it has: "
+                f"component {name!r}: no such component{hint} (use one of: "
                 f"{', '.join(self.components)}; metrics of earlier stages are in the run's "
                 "metrics.jsonl)"
             )
@@ -309,14 +309,14 @@ class Elias:
         labels: str | Path | LabelTable | Any,
         examples: Corpus | Split | Mapping[str, Sequence[str]] | None = None,
     ) -> Elias:
-        """Return a model with further labels, without training.
+        """Return a model with additional labels, without training it again.
 
         A new label is scored by its text (name, synonyms, description) and, if there are any, by
         its examples. The scores of all other labels do not change. See
         [Labels without training points](../explanation/new-labels.md).
 
         Args:
-            labels: Names, or a table of labels, see `elias.load_label_table`.
+            labels: Names, or a table of labels (see `elias.load_label_table`).
             examples: Example texts of the new labels: a corpus, whose labels are matched by id or
                 name, or a dictionary from names of labels to lists of texts.
 
@@ -338,9 +338,10 @@ class Elias:
         return add_labels(self, table, texts, relevance)
 
     def remove_labels(self, labels: Iterable[int | str]) -> Elias:
-        """Return a model without some labels, given by name, id or number.
+        """Return a model without some labels. The remaining labels are renumbered.
 
-        The remaining labels are renumbered. Their edges keep their scores.
+        Give each label by its name, its id in the label table, or its number (0 to L − 1). The
+        scores of the edges to the remaining labels do not change.
         """
         return remove_labels(self, self.label_ids(labels))
 
@@ -351,8 +352,8 @@ class Elias:
     def merge_labels(self, label: int | str, into: int | str) -> Elias:
         """Return a model in which ``label`` is merged into ``into``, which keeps its name and id.
 
-        Their classifiers are averaged, weighted by their numbers of training points, and the
-        weights of their edges are added.
+        The two classifiers are averaged, weighted by the labels' numbers of training points. The
+        weights of the edges to the two labels are added.
         """
         return merge_labels(self, self._one_label(label), self._one_label(into))
 
@@ -366,7 +367,7 @@ class Elias:
         return first
 
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:
-        """Return whether every text gets at least its best label (`Probabilities.keeps_best`)."""
+        """Return whether each text gets at least its best label. See `Probabilities.keeps_best`."""
         is_last = self.check_component(component) == self.components[-1]
         return is_last and self.probabilities is not None and self.probabilities.keeps_best(target)
 
@@ -384,8 +385,8 @@ class Elias:
             return float(target)
         except ValueError:
             raise ConfigError(
-                f"threshold {target!r}: these scores have no probabilities, so give a number; "
-                "elias calibrate adds probabilities to the last component of a model"
+                f"threshold {target!r}: the scores of this component have no probabilities; give a "
+                "number, or add probabilities to the last component with elias calibrate"
             ) from None
 
     def assign(
@@ -433,8 +434,8 @@ class Elias:
     ) -> list[Explanation] | Explanation:
         """Explain the ``top_k`` best labels of each text, or of a single text, as predicted.
 
-        For an ensemble, labels and scores are those of the ensemble, but clusters and factors are
-        those of one member.
+        For an ensemble, the labels and scores come from the ensemble, but the clusters and factors
+        come from one member.
 
         Args:
             texts: Texts or features, as for `predict`.
@@ -504,10 +505,10 @@ class Elias:
     ) -> Metrics:
         """Return the metrics on a split of the corpus.
 
-        The propensity constants are those of the model's configuration. Labels are matched by name;
+        The propensity constants come from the model's configuration. Labels are matched by name;
         labels that the model does not know count as misses. ``component`` and ``threshold`` have
-        the same meaning as in `predict`. Precision, recall and F1 (`f1_metrics`) are those of the
-        threshold, by default ``"f1"`` if there are probabilities.
+        the same meaning as in `predict`. Precision, recall and F1 (`f1_metrics`) are measured at
+        the threshold, which is ``"f1"`` by default if the model has probabilities.
         """
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
@@ -527,7 +528,7 @@ class Elias:
         Args:
             folder: A new or empty folder.
             compact: Store matrices in 8 bits and the ranker in 16 bits, about a third of the size.
-                The scores change slightly. None keeps a model compact that was loaded from a
+                The scores change slightly. None does this only if the model was loaded from a
                 compact folder.
             overwrite: Replace the model that is saved in ``folder``.
 
@@ -584,7 +585,7 @@ class Elias:
             revision: Branch, which is created if it does not exist. None uses the main branch.
             license: License identifier for the model card, such as ``mit``. None leaves it out.
             message: Commit message.
-            token: Access token. None uses the token of the login.
+            token: Access token. None uses the stored login token.
 
         Raises:
             ModelError: If there is no token, no write access, or no internet connection.
@@ -617,7 +618,7 @@ class Elias:
                 starts with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists.
                 A `Path` is always a folder.
             revision: Branch, tag or commit on the hub.
-            token: Access token for a private repository. None uses the token of the login.
+            token: Access token for a private repository. None uses the stored login token.
             device: ``auto``, ``cpu`` or ``cuda``.
             world: Processes joined by `elias.distributed.joined`. Each process then holds some rows
                 of the classifiers on its own device, and ``device`` is ignored. All processes must
@@ -635,7 +636,7 @@ class Elias:
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
-        """Return the numbers of labels given by number, name, or id in the label table.
+        """Return the numbers (0 to L − 1) of labels given by number, name or id in the label table.
 
         If several labels have the same name, return all of them.
         """
@@ -653,7 +654,8 @@ class Elias:
         for label in labels:
             if isinstance(label, str):
                 known = by_name[label]
-                hint = "" if known else did_you_mean(label, self.label_names)
+                near = "" if known else did_you_mean(label, self.label_names)
+                hint = near or "; check the spelling"
             else:
                 known = [int(label)] if 0 <= label < n_labels else []
                 hint = f"; ids go from 0 to {n_labels - 1}"

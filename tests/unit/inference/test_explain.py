@@ -150,7 +150,7 @@ def test_a_text_without_words_has_no_effects():
 
 
 def test_words_of_features_are_refused():
-    with pytest.raises(DataError, match=r"^the effect of words needs texts"):
+    with pytest.raises(DataError, match=r"^word effects need texts"):
         make(features=True).explain(csr_matrix((1, 5)), words=True)
 
 

@@ -106,7 +106,7 @@ def test_a_name_that_two_labels_share_stands_for_both(model):
     ("label", "problem"),
     [
         ("lable 7", "no label 'lable 7'; did you mean 'label 7'"),
-        ("zzz", "no label 'zzz'$"),
+        ("zzz", "no label 'zzz'; check the spelling"),
         (40, "no label 40; ids go from 0 to 39"),
         (-1, "no label -1"),
     ],
