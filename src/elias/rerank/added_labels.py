@@ -50,7 +50,7 @@ DENSE_RULE = (-7.65, 0.988)
 N_BACKGROUND = 1000
 """Number of other labels used to measure the mean and deviation of a label vector's cosines."""
 CHAR_NGRAMS = (3, 5)
-# prior mean and deviation of the cosines, and the number of labels that the prior counts as
+# prior mean and deviation of the cosines, and weight of the prior as a number of labels
 _MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50
 _CELLS = 1 << 23  # scores computed at a time, to bound memory
 
@@ -72,7 +72,7 @@ def label_vectors(
 
     Args:
         model: The trained model.
-        labels: The labels of its index.
+        labels: The labels of the model's index.
         new: The labels to add.
         examples: Texts that have some of the new labels.
         example_labels: (N, A) new labels of each example.
@@ -103,8 +103,8 @@ def label_vectors(
     cosines = vectors @ embed(labels.take(sample.tolist()).texts()).T
     share = len(sample) / (len(sample) + _PRIOR_WEIGHT)
     mean, variance = (
-        share * own + (1 - share) * prior
-        for own, prior in ((cosines.mean(axis=1), _MEAN), (cosines.var(axis=1), _SPREAD**2))
+        share * measured + (1 - share) * prior
+        for measured, prior in ((cosines.mean(axis=1), _MEAN), (cosines.var(axis=1), _SPREAD**2))
     )
     return vectors, np.stack([mean, np.sqrt(variance)], axis=1).astype(np.float32), counts
 
@@ -159,7 +159,7 @@ class AddedLabels:
         )
 
     def named(self, table: LabelTable, model: EliasModel, reranker: Reranker | None) -> AddedLabels:
-        """Return the rows with names and synonyms from a label table, to measure their coverage.
+        """Return a copy with the names and synonyms of a label table, which `coverage` needs.
 
         The words of names are weighted by the vocabulary of the ranker or of the encoder.
         """
@@ -171,7 +171,7 @@ class AddedLabels:
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
-        """The vocabulary of names, the normalised idf² of each name, and each row's first name."""
+        """The vocabulary of names, their normalised idf² weights, and each row's first name."""
         terms = [name for names in self.names for name in names]
         starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
         featurizer = Featurizer.fit(
@@ -186,7 +186,7 @@ class AddedLabels:
         return featurizer, csr_matrix(weights.T), starts
 
     def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the share of each label's best matching name that occurs in each text (n, A)."""
+        """Return the share of a label's best matching name that occurs in each text (n, A)."""
         featurizer, shares, starts = self._terms
         covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
         arrays = (shares.data, shares.indices, shares.indptr)
@@ -226,7 +226,7 @@ class AddedLabels:
         """
         width = min(top_k, len(self))
         ids = np.empty((len(embedding), width), dtype=np.int64)
-        chances = np.empty(ids.shape, dtype=np.float32)
+        probabilities = np.empty(ids.shape, dtype=np.float32)
         step = max(1, _CELLS // max(1, sum(map(len, self.names))))
         for start in range(0, len(embedding), step):
             rows = slice(start, start + step)
@@ -234,8 +234,9 @@ class AddedLabels:
             if blocked is not None:
                 values[:, blocked[self.labels]] = 0
             top = np.argpartition(-values, width - 1, axis=1)[:, :width]
-            ids[rows], chances[rows] = self.labels[top], np.take_along_axis(values, top, axis=1)
-        return np.where(chances > 0, ids, -1), chances
+            ids[rows] = self.labels[top]
+            probabilities[rows] = np.take_along_axis(values, top, axis=1)
+        return np.where(probabilities > 0, ids, -1), probabilities
 
 
 @njit(cache=True, nogil=True)
@@ -245,7 +246,7 @@ def _add_shares(
     shares: tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]],
     out: NDArray[np.float32],
 ) -> None:
-    """Add the shares of each text's distinct terms in each name to ``out`` (n, names)."""
+    """Write the share of each name that each text covers to ``out`` (n, names)."""
     values, names, name_starts = shares
     for text in range(out.shape[0]):
         last = -1
@@ -257,7 +258,7 @@ def _add_shares(
 
 
 def _known_idf(featurizer: Featurizer, reference: Featurizer) -> NDArray[np.float32]:
-    """Return the idf of each feature from ``reference``, or its highest idf for new features."""
+    """Look up the idf of each feature in ``reference``; unknown features get its highest idf."""
     of_word = dict(zip(reference.words, reference.idf, strict=False))
     of_ngram = dict(zip(reference.ngrams, reference.idf[len(reference.words) :], strict=True))
     highest = reference.idf.max(initial=1)

@@ -1,7 +1,7 @@
 """Score calibration T: decision trees over the scores and the label name (appendix C.2).
 
 Trees are trained and evaluated by compiled loops, and stored as arrays. Splits are chosen from
-histograms, which is about twenty times as fast as scikit-learn, which sorts at every node.
+histograms. This is about twenty times as fast as scikit-learn, which sorts at every node.
 
 A label with few training points has a poor classifier, but its name is as informative as that of a
 frequent label. T can therefore also use the similarity of label name and text. Names are vectorised
@@ -170,10 +170,10 @@ class Calibration:
 
     @cached_property
     def _nodes(self) -> tuple[Array, Array, Array, Array, Array, int]:
-        """The arguments of `_mean_value`. Indices are unsigned, so that numba omits checks."""
-        leaf, own = self.feature == LEAF, np.arange(len(self.feature))
-        left, right = np.where(leaf, own, self.left), np.where(leaf, own, self.right)
-        # for float32 features, equal to comparing with the float64 threshold
+        """The ``nodes`` of `_mean_value`. Indices are unsigned, so that numba omits sign checks."""
+        leaf, nodes = self.feature == LEAF, np.arange(len(self.feature))
+        left, right = np.where(leaf, nodes, self.left), np.where(leaf, nodes, self.right)
+        # round down to float32: float32 features compare with it as with the float64 threshold
         threshold = self.threshold.astype(np.float32)
         below = np.nextafter(threshold, np.float32(-np.inf))
         depth, level = 0, self.roots
@@ -263,7 +263,7 @@ def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDAr
     """Return the thresholds at which a tree may split a feature, in ascending order.
 
     They lie halfway between neighbouring values. If there are more than `MAX_VALUES` values, use
-    quantiles instead: half over all pairs, and half over the relevant pairs, which are few.
+    quantiles instead: one half over all pairs, the other half over the relevant pairs.
     """
     levels = np.unique(values)
     if len(levels) > MAX_VALUES:
@@ -288,7 +288,7 @@ def _grow(
     """Train one tree, level by level; return feature, bin, children and value of each node.
 
     Args:
-        bins: (n, F) number of thresholds of each feature that are below each pair's value.
+        bins: (n, F) bin of each pair's value: the number of thresholds that are below the value.
         targets: (n,) 1 for relevant pairs, else 0.
         weights: (n,) number of times that each pair is in the sample.
         orders: (inner nodes, F) order of the features at each node, for `_best_split`.
@@ -423,8 +423,8 @@ class NameOverlap(NamedTuple):
 N_NAME_FEATURES = len(NameOverlap._fields)
 """Number of extra features if T uses names."""
 N_PROPOSED = 50
-"""Number of labels that are proposed for a text by their names."""
-_MAX_NAMES, _MAX_NAMES_SHARE = 20, 0.01  # features of more names than both do not propose labels
+"""Number of labels that are added to the candidates of a text by the likeness of their names."""
+_MAX_NAMES, _MAX_NAMES_SHARE = 20, 0.01  # `propose` skips features in more names than both limits
 
 
 def is_word(name: str) -> bool:
@@ -451,7 +451,7 @@ class LabelNames:
     """
 
     starts: NDArray[np.int64]
-    """(L + 1,) position of each label's first feature in ``columns``, as indptr of a CSR matrix."""
+    """(L + 1,) position of each label's first feature in ``columns``, as in CSR ``indptr``."""
     columns: NDArray[np.uint32]
     """Feature indices of all labels, ascending within each label."""
     idf: NDArray[np.float32]
@@ -485,8 +485,8 @@ class LabelNames:
     def _labels_of_features(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """The labels of each feature (weights, labels, starts), without very common features.
 
-        The sum of a label's weights, multiplied by the features of a text, is their likeness.
-        Common features would take most of the time and hardly change which labels are the best.
+        The likeness of a label and a text is the dot product of the label's weights and the text's
+        features. Common features take most of the time and hardly change the best labels.
         """
         n_labels, n_features = len(self.starts) - 1, len(self.idf)
         labels = np.repeat(np.arange(n_labels), np.diff(self.starts))
@@ -507,11 +507,11 @@ class LabelNames:
         allowed: NDArray[np.bool_],
         count: int = N_PROPOSED,
     ) -> NDArray[np.int64]:
-        """Return up to ``count`` labels of each text by the likeness of their names, padded with L.
+        """Return the ``count`` labels whose names are most similar to each text, padded with L.
 
         Args:
             features: (N, F) matrix of the texts, as for `overlap`.
-            candidates: (N, k) labels that each text has already. These are not proposed.
+            candidates: (N, k) candidates of each text, which are not returned again.
             allowed: (L,) mask of the labels that may be proposed.
             count: Maximum number of labels for each text.
 
@@ -526,7 +526,7 @@ class LabelNames:
         """
         n_labels = len(self.starts) - 1
         out = np.full((features.shape[0], min(count, n_labels)), n_labels)
-        known = np.ascontiguousarray(candidates)  # numba compiles its loops once more for slices
+        known = np.ascontiguousarray(candidates)  # numba would compile again for slices
         arrays = (as_rows(features), self._labels_of_features, known, allowed, out)
         run_on_points(_propose, (n_labels, np.float32), "Proposing labels", *arrays)
         return out
@@ -561,9 +561,9 @@ def _compare(
 ) -> None:
     """Write the overlap of the points' features with the names of their candidates.
 
-    Most features of names are not in the text. ``words`` tells which are, and is small enough for
-    the fast caches of a CPU: for every 32 features, a bit each, and above these bits the position
-    of the first one in ``rows``.
+    Most features of names are not in the text. ``words`` is a bitmap that fits in the CPU caches.
+    The lower half of each word has a bit for each of 32 features that is set if the text has the
+    feature. The upper half is the position of the first of these features in ``rows``.
     """
     data, columns, starts, _ = rows
     name_starts, name_columns, totals = names
@@ -605,7 +605,7 @@ def _propose(
     allowed: NDArray[np.bool_],
     out: NDArray[np.int64],
 ) -> None:
-    """Write the labels of the highest likeness to ``out``. Of equal ones, the first labels win."""
+    """Write the labels with the highest likeness to ``out``. Break ties by label id."""
     data, columns, starts, _ = rows
     weights, labels, label_starts = labels_of_features
     n_labels, count = allowed.shape[0], out.shape[1]

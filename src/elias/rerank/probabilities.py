@@ -2,7 +2,7 @@
 
 The map from scores to probabilities is monotone, so it does not change the ranking. It is fitted
 with scikit-learn and stored as arrays, so that a saved model contains no pickle. Precision and
-recall on the held-out points are stored for each threshold. Decision thresholds are chosen by them.
+recall on the held-out points are stored for each threshold, and used to choose a threshold.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
 PER_LABEL = "per-label"
 _RARE_POWERS = tuple(step / 10 for step in range(11))
-"""Powers of the frequency to divide the scores of a label by, for ``macro-f1``."""
+"""Exponents τ to try for ``macro-f1``, see `_rare_weights`."""
 MIN_LABEL_POINTS = 20
-"""Minimum number of held-out points of a label for a threshold of its own."""
+"""Minimum number of held-out points of a label for a ``per-label`` threshold."""
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
 _ARRAYS = ("scores", "values", "precision", "recall")
 
@@ -76,11 +76,11 @@ class Probabilities:
     """For ``f1`` and ``macro-f1``: the best threshold, and whether the best label of a point is
     assigned even if it is below the threshold. Models of older versions have no rules."""
     by_label: Mapping[int, float] = field(default_factory=dict)
-    """Thresholds of single labels for ``per-label``. All other labels use the one of ``f1``."""
+    """Thresholds of single labels for ``per-label``. All other labels use the ``f1`` threshold."""
     weights: Mapping[int, float] = field(default_factory=dict)
     """Weights of labels for ``macro-f1``, if every held-out point has exactly one label.
 
-    A point then gets the label with the highest product of score and weight."""
+    A point then gets the label for which score times weight is highest."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -103,8 +103,8 @@ class Probabilities:
         values = np.asarray(isotonic.y_thresholds_, dtype=np.float64)
         probability = np.interp(scores, knots, values)
         steps, ids = _steps(probability), predictions.ids[known]
-        assigned, right = _reached(steps), _reached(steps, relevant)
-        precision = np.divide(right, assigned, out=np.ones_like(right), where=assigned > 0)
+        assigned, correct = _reached(steps), _reached(steps, relevant)
+        precision = np.divide(correct, assigned, out=np.ones_like(correct), where=assigned > 0)
         is_best = np.nonzero(known)[1] == 0
         rules = _choose_rules(steps, ids, relevant, is_best, labels)
         weights: dict[int, float] = {}
@@ -113,7 +113,7 @@ class Probabilities:
             weights = _rare_weights(predictions, labels)
         lowest = round(_STEPS * rules["f1"][0])
         by_label = _label_thresholds(steps, ids, relevant, labels, lowest)
-        recall = right / max(labels.nnz, 1)
+        recall = correct / max(labels.nnz, 1)
         return cls(knots, values, precision, recall, rules, by_label, weights)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -130,9 +130,9 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
-                ``"macro-f1"`` chooses the highest mean F1 of the labels; `weights` may change the
-                best label. ``"per-label"`` is like ``"f1"``, but some labels have their own
-                thresholds (`by_label`). See also `keeps_best`.
+                ``"macro-f1"`` chooses the threshold with the highest mean F1 of the labels;
+                `weights` may change the best label. ``"per-label"`` is like ``"f1"``, but some
+                labels have their own thresholds (`by_label`). See also `keeps_best`.
 
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
@@ -147,8 +147,8 @@ class Probabilities:
         if not reached.any():
             best = float(getattr(self, name)[self.recall > 0].max(initial=0))
             raise ConfigError(
-                f"threshold {target!r}: no threshold reached that on the held-out points; the "
-                f"highest {name} was {best:.3f}"
+                f"threshold {target!r}: no threshold reached this on the held-out points, where "
+                f"the highest {name} was {best:.3f}; give a lower {name}"
             )
         # the highest threshold with this recall, or the lowest threshold with this precision
         steps = np.flatnonzero(reached)
@@ -157,7 +157,7 @@ class Probabilities:
     def keeps_best(self, target: float | str) -> bool:
         """Return whether a point gets its best label even if it is below the threshold.
 
-        This is the case for ``"f1"`` and ``"macro-f1"`` if it improved them on held-out points.
+        This is True for ``"f1"`` and ``"macro-f1"`` if it improved the metric on held-out points.
         """
         name = str(parse_target(target)[0])
         return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
@@ -361,7 +361,8 @@ def _choose_rules(
 def _rare_weights(predictions: Predictions, labels: csr_matrix) -> dict[int, float]:
     """Return the weights of labels with the best macro-F1 if every point gets one label.
 
-    They favour rare labels: n^-τ, where n - 1 points have the label. For τ = 0, return none.
+    The weights n^-τ favour rare labels, where n is the label's number of points plus 1. Return an
+    empty dictionary if τ = 0 is best.
     """
     counts = np.bincount(labels.indices, minlength=labels.shape[1]) + 1.0
     best, chosen = -1.0, {}
@@ -380,10 +381,10 @@ def _label_thresholds(
     labels: csr_matrix,
     lowest: int,
 ) -> dict[int, float]:
-    """Return a threshold for each label whose F1 it improves, compared to the common threshold.
+    """Return a threshold for each label with which its F1 is better than at the common threshold.
 
     Only labels with `MIN_LABEL_POINTS` held-out points are considered. To avoid overfitting, the
-    points are halved: the best threshold of each half must improve F1 on the other half.
+    pairs are halved, and the best threshold of each half is measured on the other half.
 
     Args:
         steps: (M,) result of `_steps` for each predicted (point, label) pair.
@@ -397,16 +398,16 @@ def _label_thresholds(
     starts = np.searchsorted(ids[order], np.arange(labels.shape[1] + 1))
     chosen = {}
     for label in np.flatnonzero(n_true >= MIN_LABEL_POINTS).tolist():
-        own = order[starts[label] : starts[label + 1]]
-        half = np.arange(len(own)) % 2 == 0
-        sides = [own[half], own[~half]]
+        pairs = order[starts[label] : starts[label + 1]]
+        half = np.arange(len(pairs)) % 2 == 0
+        sides = [pairs[half], pairs[~half]]
         assigned = np.stack([_reached(steps[side]) for side in sides])
-        right = np.stack([_reached(steps[side], relevant[side]) for side in sides])
-        # relevant pairs that are not predicted are missed at any threshold; count half on each side
-        missed = (n_true[label] - right[:, 0].sum()) / 2
-        first, second = 2 * right / np.maximum(assigned + right[:, :1] + missed, 1)
+        correct = np.stack([_reached(steps[side], relevant[side]) for side in sides])
+        # no threshold reaches relevant pairs that are not predicted; count half in each half
+        missed = (n_true[label] - correct[:, 0].sum()) / 2
+        first, second = 2 * correct / np.maximum(assigned + correct[:, :1] + missed, 1)
         if first[second.argmax()] + second[first.argmax()] > first[lowest] + second[lowest]:
-            f1 = 2 * right.sum(axis=0) / (assigned.sum(axis=0) + n_true[label])
+            f1 = 2 * correct.sum(axis=0) / (assigned.sum(axis=0) + n_true[label])
             chosen[label] = float(f1.argmax()) / _STEPS
     return chosen
 
@@ -424,16 +425,17 @@ def fit_probabilities(
 ) -> None:
     """Fit probabilities for the last component of a model on predictions for held-out points.
 
-    The model gets none if there are too few points, or if all or none of the predictions are right.
+    It gets no probabilities if there are too few points, or if all or no predictions are correct.
     """
     model.probabilities = None
     if predictions is None or labels is None or len(predictions) < MIN_POINTS:
         n_points = 0 if predictions is None else len(predictions)
-        logger.info("no probabilities: there are only %d held-out points to fit them on", n_points)
+        message = "scores get no probabilities: only %d points are held out, but %d are needed"
+        logger.info(message, n_points, MIN_POINTS)
         return
     model.probabilities = Probabilities.fit(predictions, labels)
     if model.probabilities is None:
-        logger.info("no probabilities: all or none of the held-out predictions are correct")
+        logger.info("scores get no probabilities: all or no held-out predictions are correct")
 
 
 def measure_probabilities(

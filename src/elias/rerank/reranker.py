@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
-"""Components. They rank by p·q, by p·q and T, and by p·q and a T that uses label names.
+"""Names of the components. They rank by p·q, by p·q and T, and by p·q and a T with label names.
 
 p is the score of the search, q that of the ranker, and T the calibration.
 """
 POWERS = (1.0, 0.5, 0.25, 0.125)
 """Exponents γ of q to choose from. Values above 1 were never clearly better."""
 POWER_K = 5
-"""γ is chosen by nDCG at this k."""
+"""The exponent γ is chosen by nDCG@k with this k."""
 FOLDS = 3
 """Number of folds for cross-fitting the calibration."""
 # settings of a ranker that scores every label, for corpora with few labels
@@ -60,7 +60,7 @@ FEW_POWERS = (16.0, 4.0, *POWERS)
 FEW_MIN_WEIGHT = 0.01
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
 _POINTS_PER_CHUNK = 8192  # points whose features are in memory at once
-# factors of p in the final score: p breaks ties, and labels that are not candidates come last
+# factors of p in the final score: p breaks ties, and labels that are not reranked come last
 _TIE_BREAK = np.float32(1e-20)
 _TAIL = np.float32(1e-25)
 
@@ -160,7 +160,7 @@ class Reranker:
             config: The resolved settings.
             validation: Candidates, features and relevant labels of points that neither model nor
                 ranker was trained on. None: scores are not calibrated.
-            filtered: (N, L) labels that the filters exclude for each of these points.
+            filtered: (N, L) labels that the filters exclude for each validation point.
             label_names: Names of the labels, for `RerankConfig.names`.
             every_label: Whether all labels are candidates. The ranker is then a complete linear
                 classifier: it is regularised less, and q gets more weight.
@@ -169,7 +169,8 @@ class Reranker:
             seed: Seed of the order in which the ranker visits points.
             earlier: A reranker with the same ``features`` to continue from. Its labels must come
                 first in ``labels``. Its calibrations, if any, are kept, because the held-out points
-                may be few or known to it. The frequency of a label is the larger of both.
+                may be few, or it may have been trained on them. The frequency of a label is the
+                larger of the old and the new one.
         """
         min_weight = MIN_WEIGHT
         if every_label:
@@ -226,7 +227,7 @@ class Reranker:
         every_label: bool,
     ) -> Reranker:
         """Choose γ and fit the calibrations on held-out points."""
-        ids = np.ascontiguousarray(candidates.ids)  # numba compiles its loops once more for slices
+        ids = np.ascontiguousarray(candidates.ids)  # numba would compile again for slices
         known = ids < self.ranker.n_labels
         enough = len(ids) >= MIN_POINTS
         if not enough and not every_label:
@@ -251,7 +252,7 @@ class Reranker:
         if not config.calibrate:
             return replace(self, sharpness=sharpness)
         names = LabelNames.read(self.features, label_names) if config.names else None
-        n_given, overlap = ids.shape[1], None
+        n_searched, overlap = ids.shape[1], None
         reranker = replace(self, sharpness=sharpness, names=names)
         if names is not None:
             reranker = replace(reranker, n_proposed=N_PROPOSED)
@@ -281,7 +282,7 @@ class Reranker:
             """Return the reranker with calibrations that are fitted on the given points."""
             chosen = known & points[:, None]
             by_name = None if overlap is None else fit(chosen, overlap)
-            chosen[:, n_given:] = False
+            chosen[:, n_searched:] = False
             return replace(reranker, calibration=fit(chosen, ()), by_name=by_name)
 
         parts = [folds == part for part in range(FOLDS)]
@@ -291,7 +292,7 @@ class Reranker:
     def _with_proposed(
         self, candidates: Candidates, psi: csr_matrix, blocked: NDArray[np.bool_] | None = None
     ) -> Candidates:
-        """Return the candidates, followed by labels proposed by their names, whose p is 0.
+        """Append the labels with the most similar names to the candidates, with p = 0.
 
         Labels without training points are not proposed: the ranker does not know them.
         """
@@ -311,7 +312,7 @@ class Reranker:
         """Return rankings of the held-out points that `fit` was given, by cross-fitting.
 
         Each point is ranked by calibrations that were fitted on other points, so the metrics of
-        these rankings are those to expect on new texts.
+        these rankings estimate the metrics on new texts.
         """
         names, parts = self.components, []
         for rows, fold in self.cross_fitted:
@@ -359,7 +360,7 @@ class Reranker:
             candidates: Candidates of N points, best first.
             inputs: N texts, or a feature matrix for a model trained on features.
             components: Components of this reranker.
-            count: Number of candidates to score. The remaining ones follow in their given order.
+            count: Number of candidates to score. The others follow in the same order.
             width: Number of labels to return for each point. None returns all candidates.
             label_names: Names for the predictions.
             psi: (N, F) features of the points. None computes them from ``inputs``.
@@ -377,10 +378,10 @@ class Reranker:
                 proposed = best.ids[:, head.ids.shape[1] :]
             for name, scores in self.scores(best, features, components)[0].items():
                 n_ranked = (best if name == NAMES else head).ids.shape[1]
-                if name == NAMES and tail.size:  # labels that are proposed are ranked above
+                if name == NAMES and tail.size:  # proposed labels are already ranked; do not repeat
                     tail = np.where(_is_among(tail, proposed, n_labels), n_labels, tail)
                 ids = np.concatenate([best.ids[:, :n_ranked], tail], axis=1)
-                # p breaks ties, and labels that are not scored come last
+                # p breaks ties, and labels that are not reranked come last
                 ranked = (scores + _TIE_BREAK * (1 + best.scores))[:, :n_ranked]
                 joined = np.concatenate([ranked, _TAIL * tail_scores], axis=1)
                 joined[ids >= n_labels] = PADDING_SCORE
@@ -400,7 +401,7 @@ class Reranker:
 
         The score of padding is -inf.
         """
-        ids = np.ascontiguousarray(candidates.ids)  # numba compiles its loops once more for slices
+        ids = np.ascontiguousarray(candidates.ids)  # numba would compile again for slices
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)

@@ -30,7 +30,7 @@ Entries: TypeAlias = tuple[Array, Array]
 
 _PAIRS_PER_CHUNK = 20_000  # about 10 ms of work for a thread
 _SCAN_IS_FASTER = 4  # scan all columns if at least a quarter of them may have a weight
-_STILL = 1e-12  # smaller projected gradients count as zero
+_MIN_GRADIENT = 1e-12  # smaller projected gradients count as zero
 _NEWTON_STEPS = 50  # maximum for one coordinate; usually three or four suffice
 _FIRST_LOGIT = -4.0  # initial logit of α/C, so that each point contributes a little to w
 # Allow reordered sums for vectorisation, but keep correct results for NaN and infinity.
@@ -109,8 +109,8 @@ def fit_label_classifiers(
         seed: Seed of the order in which points are visited.
         start: Weights w₀ and biases b₀ to stay close to, for the first labels. These labels
             minimise ½(‖w − w₀‖² + (b − b₀)²) + C·Σ_i loss instead.
-        solution: The solution for the first pairs of each label. Starting from it takes fewer
-            passes; the minimum is the same.
+        solution: Dual variables of an earlier fit on the first pairs of each label. Starting from
+            them takes fewer passes; the minimum is the same.
     """
     rows = as_rows(features, dense)
     squares = _squares(rows)
@@ -151,14 +151,14 @@ def _first_duals(groups: Groups, logistic: bool, solution: Solution | None) -> A
 def _first_weights(
     start: tuple[csr_matrix, NDArray[np.float32]] | None, n_labels: int, width: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return w₀ as CSR arrays (data, columns, starts), and b₀. Both are 0 for other labels."""
+    """Return w₀ as CSR arrays (data, columns, starts), and b₀. Both are 0 for new labels."""
     if start is None:
         weights, biases = csr_matrix((0, width), dtype=np.float32), np.zeros(0, np.float32)
     else:
         weights, biases = start
     missing = n_labels - len(biases)
     starts = np.pad(weights.indptr.astype(np.int64), (0, missing), mode="edge")
-    # copies, because memory-mapped arrays have a type of their own in numba
+    # copy, because numba compiles again for memory-mapped arrays
     columns = weights.indices.astype(np.int32)
     return weights.data.copy(), columns, starts, np.pad(biases, (0, missing))
 
@@ -267,7 +267,7 @@ def _solve(
     duals = solution.astype(np.float64)  # u or α
     moved = np.empty(size, dtype=np.bool_)
     for i in range(size):
-        step = (cost * _share(duals[i]) if logistic else duals[i]) * signs[i]
+        step = (cost * _sigmoid(duals[i]) if logistic else duals[i]) * signs[i]
         order[i], moved[i] = i, step != 0.0
         if moved[i]:
             bias += step
@@ -286,7 +286,7 @@ def _solve(
                 gradient = margin + old
                 if abs(gradient) > 0.01 * tolerance:
                     duals[i] = _best_logit(old, margin, squares[row], cost, 0.001 * tolerance)
-                    change = cost * _share(duals[i]) - cost * _share(old)
+                    change = cost * _sigmoid(duals[i]) - cost * _sigmoid(old)
             else:
                 gradient = margin - 1.0 + diagonal * old
                 if old == 0.0 and gradient > bound:
@@ -294,7 +294,7 @@ def _solve(
                     order[at], order[active] = order[active], order[at]
                     continue
                 gradient = min(gradient, 0.0) if old == 0.0 else gradient
-                if abs(gradient) > _STILL:
+                if abs(gradient) > _MIN_GRADIENT:
                     duals[i] = max(old - gradient / (squares[row] + diagonal), 0.0)
                     change = duals[i] - old
             at += 1
@@ -320,27 +320,27 @@ def _best_logit(logit: float, margin: float, square: float, cost: float, precisi
     A is the curvature and B the slope. The root is unique, because the derivative is at least 1.
     Steps are limited to the interval [−B − A, −B], which contains the root.
     """
-    curvature, slope = square * cost, margin - square * (cost * _share(logit))
+    curvature, slope = square * cost, margin - square * (cost * _sigmoid(logit))
     low, high = -slope - curvature, -slope
     for _ in range(_NEWTON_STEPS):
-        share = _share(logit)
-        value = logit + curvature * share + slope
+        sigmoid = _sigmoid(logit)
+        value = logit + curvature * sigmoid + slope
         if abs(value) <= precision:
             break
         if value > 0:
             high = min(high, logit)
         else:
             low = max(low, logit)
-        step = logit - value / (1.0 + curvature * share * (1.0 - share))
+        step = logit - value / (1.0 + curvature * sigmoid * (1.0 - sigmoid))
         logit = step if low < step < high else 0.5 * (low + high)
     return logit
 
 
 @njit(cache=True, nogil=True)
-def _share(logit: float) -> float:
+def _sigmoid(logit: float) -> float:
     """Return the sigmoid of a logit without overflow."""
-    faint = math.exp(-abs(logit))
-    return (1.0 if logit >= 0 else faint) / (1.0 + faint)
+    small = math.exp(-abs(logit))
+    return (1.0 if logit >= 0 else small) / (1.0 + small)
 
 
 @njit(cache=True, nogil=True)

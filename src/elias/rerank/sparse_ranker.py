@@ -1,8 +1,8 @@
 """The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
 
-The weights are stored by feature: to score a point, only those of its features are read. The row of
-each feature is searched for candidates, and their weights are added up. If the row is very long, it
-is faster to look up the candidates in it by binary search.
+The weights are stored by feature, with one row per feature. To score a point, the rows of its
+features are searched for its candidates, and the weights of each candidate are added up. In a very
+long row, it is faster to look up each candidate by binary search.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SparseArrays: TypeAlias = tuple[Array, Array, Array]
 """A matrix in CSR layout (data, uint32 sorted indices, indptr)."""
 
 UNSEEN_MARGIN = -1.0
-"""Score of a label without training pairs: that of a clearly irrelevant label."""
+"""Margin s of a label without training pairs. It is typical of irrelevant labels."""
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
 _BLOCK = 1024  # weights that are searched for candidates at a time
-_kept = threading.local()  # the buffers of a thread: new memory would take longer than a point
+_buffers = threading.local()  # per thread; allocation takes longer than scoring a point
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class RankerFeatures:
         if inputs.shape[1] != self.n_features:
             raise DataError(
                 f"the features have {inputs.shape[1]} columns, but the ranker expects "
-                f"{self.n_features}"
+                f"{self.n_features}; pass the features that it was trained on"
             )
         matrix = unit_rows(inputs)
         matrix.sum_duplicates()
@@ -162,7 +162,7 @@ class SparseRanker:
     def from_label_rows(
         cls, weights: csr_matrix, biases: NDArray[np.float32], n_dense: int
     ) -> SparseRanker:
-        """Build a ranker from (L, F + D) weights, whose last D columns are of the embedding."""
+        """Build a ranker from (L, F + D) weights. The last D columns belong to the embedding."""
         n_features = weights.shape[1] - n_dense
         sparse, dense = weights[:, :n_features], weights[:, n_features:]
         return cls(csr_matrix(sparse.T), csr_matrix(dense), biases)
@@ -246,13 +246,13 @@ class SparseRanker:
 
         Args:
             features: (N, F) sparse features, as in `fit`.
-            embedding: (N, D) φ(x), as in `fit`. A ranker that was trained without it ignores it.
+            embedding: (N, D) φ(x), as in `fit`. Ignored if the ranker was trained without it.
             candidates: (N, k) label ids. L is padding, which has a margin of -inf.
         """
         n_labels, n_dense = self.dense_weights.shape
         if n_dense == 0:
             embedding = None
-        if not features.has_sorted_indices:  # sums are the same for any order
+        if not features.has_sorted_indices:  # then sums do not depend on the order
             features = features.sorted_indices()
         rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
         for name, width, trained in (
@@ -260,7 +260,10 @@ class SparseRanker:
             ("embedding", rows[3].shape[1], n_dense),
         ):
             if width != trained:
-                raise DataError(f"{name}: {width} columns, but the ranker expects {trained}")
+                raise DataError(
+                    f"{name}: {width} columns, but the ranker expects {trained}; pass the {name} "
+                    "that it was trained on"
+                )
         margins = np.empty(candidates.shape, dtype=np.float32)
         arrays = (*self._arrays, self.biases, candidates, margins)
         run_on_points(_score_points, (n_labels, np.int32), "Ranking candidates", rows, *arrays)
@@ -308,7 +311,7 @@ def run_on_points(
     """
     n_points, (size, dtype) = len(rows[2]) - 1, buffer
     if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points
-        buffers = _kept.__dict__
+        buffers = _buffers.__dict__
         if dtype.__name__ not in buffers or len(buffers[dtype.__name__]) < size:
             buffers[dtype.__name__] = np.zeros(size, dtype)
         kernel(0, n_points, buffers[dtype.__name__][:size], rows, *arrays)
