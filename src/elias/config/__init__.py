@@ -1,6 +1,6 @@
 """The configuration: a tree of frozen dataclasses, presets, overrides, and files.
 
-Each of these overrides the ones before it: defaults, preset, ``--config FILE``, ``--encoder`` and
+Later sources override earlier sources: defaults, preset, ``--config FILE``, ``--encoder`` and
 ``--set key=value``. `EliasConfig.resolve` derives settings that are None from the data. A run saves
 the resolved configuration.
 """

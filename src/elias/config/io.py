@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from elias.errors import ConfigError, did_you_mean
+from elias.errors import ConfigError, did_you_mean, quoted
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        raise ConfigError(f"{path}: no such file; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read ({quoted(error)}); check the file") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits
         language = "JSON" if path.suffix == ".json" else "TOML"
-        raise ConfigError(f"{path}: not valid {language}: {error}") from error
+        raise ConfigError(f"{path}: not valid {language}: {error}; correct the file") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must contain a table of keys, not a {type(tree).__name__}")
     tree.pop("format_version", None)
@@ -84,7 +84,7 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for i, part in enumerate(path):
         node = _child(node, part, ".".join(path[: i + 1]))
     if isinstance(node, list):
-        raise ConfigError(f"unknown key {dotted!r}; name one of its fields, e.g. {dotted}.epochs")
+        raise ConfigError(f"unknown key {dotted!r}; set one of its keys, e.g. {dotted}.epochs")
     if last not in node:
         raise ConfigError(f"unknown key {dotted!r}{_key_hint(dotted, last, node)}")
     node[last] = value
@@ -146,7 +146,7 @@ def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Convert a value of a file to the type ``hint``. Errors call the value ``where``."""
+    """Convert a value of a file to the type ``hint``. ``where`` is its key in error messages."""
     origin = get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None:
@@ -183,7 +183,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _item_key(i: int, item: Any) -> str:
-    """Return how messages call an item of a list: by its name if it has one, else by its index."""
+    """Return the key of a list item in error messages: its name, or its index without a name."""
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) else str(i)
 
@@ -242,7 +242,7 @@ No removed key affects the predictions of a saved model.
 """
 _REPLACED = {
     "encoder.kind": "set encoder.model to bag, minilm, a folder or a hub id",
-    "encoder.min_count": "words of two texts are read, and of one in fewer than 80 training texts",
+    "encoder.min_count": "it is always 2, or 1 with fewer than 80 training texts",
     "rerank.transform": "it follows from rerank.loss",
     "rerank.sharpness": "it is chosen on held-out points",
     "rerank.tree_leaf": "it follows from rerank.trees",
@@ -272,7 +272,7 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
         evaluation["propensity"] = list(constants)
     if isinstance(stages, list) and all(
         isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
-    ):  # saved by an older version; a person would leave out keys to get their defaults
+    ):  # only a file that an older version saved has this key in every stage
         every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
         complete["stages"] = [every_label | stage for stage in stages]
         if isinstance(rerank, dict):
@@ -340,8 +340,8 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
         entries = [(key, ours.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in keys]
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         entries = [
-            (a.get("name", number) if isinstance(a, dict) else number, a, b)
-            for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
+            (a.get("name", i) if isinstance(a, dict) else i, a, b)
+            for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
         ]
     else:
         return f"{path} is {_shown(ours)} instead of {_shown(theirs)}"

@@ -56,9 +56,7 @@ def pretrained_max_tokens(model: str) -> int | None:
     if not isinstance(limit, int):
         return None
     if "roberta" in kind or kind in ("camembert", "longformer", "mpnet"):
-        limit -= (
-            settings.get("pad_token_id") or 0
-        ) + 1  # their position ids start after that of the padding
+        limit -= 1 + (settings.get("pad_token_id") or 0)  # position ids start after the padding id
     return limit
 
 

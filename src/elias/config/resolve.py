@@ -1,8 +1,8 @@
 """Resolve a configuration: derive every setting that is None from the encoder and the data.
 
-The default schedule has two stages. Stage 1 trains the encoder and the classifiers W_L. Its loss
-is over every label if ``loss.reduction`` is sum and points × labels is at most `MAX_SCORES`.
-Otherwise it uses the fixed graph of the paper. Stage 2 continues with this encoder and W_L, adds
+The default schedule has two stages. Stage 1 trains the encoder and the classifiers W_L. It scores
+every label if ``loss.reduction`` is sum and points × labels is at most `MAX_SCORES`. Otherwise it
+uses the fixed graph of the paper. Stage 2 continues with this encoder and W_L, adds
 clusters and edges, and learns the graph. `_STAGES` has the learning rates for each kind of stage
 and encoder.
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
-EXTRA_TRAIN_CLUSTERS = 5  # searched in training because the clusters of a text's labels come first
+EXTRA_TRAIN_CLUSTERS = 5  # in training, clusters of a text's labels come before those of the beam
 MIN_SHORTLIST = 100
 
 
@@ -51,15 +51,14 @@ class _IndexRule(NamedTuple):
 
 
 MAX_SCORED_LABELS = 1000
-"""Maximum number of labels for which no index is used by default, but every label is scored.
+"""Maximum number of labels for which, by default, every label is scored without an index.
 
 With so few labels, scoring all of them is as precise as an index, and has a higher recall."""
 MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """Sizes for at most `MAX_WIDE_LABELS` labels: more and smaller clusters, and a larger beam."""
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
-"""Sizes for more labels: those of the paper (Table 4), but with twice the shortlist in prediction.
-"""
+"""Sizes for more labels, as in the paper (Table 4), but with twice the shortlist in prediction."""
 MIN_VALIDATION, MAX_VALIDATION = 20, 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)
@@ -302,8 +301,8 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
         if stage.encoder_lr is None and kind == "transformer":
             width = pretrained_width(config.encoder.model) or TUNED_WIDTH
             derived["encoder_lr"] *= TUNED_WIDTH / max(width, TUNED_WIDTH)
-        given = {field.name: getattr(stage, field.name) for field in fields(stage)}
-        derived |= {name: value for name, value in given.items() if value is not None}
+        settings = {field.name: getattr(stage, field.name) for field in fields(stage)}
+        derived |= {name: value for name, value in settings.items() if value is not None}
         resolved.append(ResolvedStage(**derived | {"score_all": every_label}))
     return tuple(resolved)
 
@@ -378,8 +377,8 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
 
     It is the larger of two numbers: a tenth of the points, at most 1000, and a twentieth, at most
     5000. With ``refits``, the ranker is later trained on the held-out points, too, so more points
-    can be spared: the first number is a fifth, at most 2000. Fewer than `MIN_VALIDATION` points are
-    too few to choose a threshold by, so this number is held out if it is at most a third of all.
+    can be spared: the first number is a fifth, at most 2000. To choose a threshold, at least
+    `MIN_VALIDATION` points are held out, if this is at most a third of all points.
 
     >>> validation_size(4000), validation_size(4000, refits=True), validation_size(100)
     (400, 800, 20)
@@ -418,11 +417,11 @@ def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
 
 
 def reasons(
-    given: EliasConfig, resolved: ResolvedConfig, n_points: int, n_labels: int
+    config: EliasConfig, resolved: ResolvedConfig, n_points: int, n_labels: int
 ) -> dict[str, str]:
     """Return the reason for the value of each derived setting, by key.
 
-    A setting is derived if it is None in ``given``.
+    A setting is derived if it is None in ``config``.
 
     >>> resolved = EliasConfig().resolve(20_000, 8484)
     >>> reasons(EliasConfig(), resolved, 20_000, 8484)["index.n_clusters"]
@@ -446,10 +445,10 @@ def reasons(
     }
     for key in list(why):
         section, name = key.split(".")
-        if getattr(getattr(given, section), name) is not None:
+        if getattr(getattr(config, section), name) is not None:
             del why[key]
-    given = replace(given, index=replace(given.index, kind=index.kind))  # it decides the stages
-    for stage, derived in zip(given.stages, resolved.stages, strict=True):
+    config = replace(config, index=replace(config.index, kind=index.kind))  # it decides the stages
+    for stage, derived in zip(config.stages, resolved.stages, strict=True):
         where = f"stages.{derived.name}"
         if stage.epochs is None:
             why[f"{where}.epochs"] = f"default of a {kind}"
@@ -463,7 +462,7 @@ def reasons(
 
 
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
-    """Raise `ConfigError` if given sizes are inconsistent. Derived sizes never are."""
+    """Raise `ConfigError` if given sizes are inconsistent. Derived sizes are consistent."""
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")

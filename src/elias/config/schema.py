@@ -45,7 +45,7 @@ class RerankConfig:
     """Train the ranker after the last stage. Derived: true for at most 200,000 labels and 1,000,000
     points, which a CPU trains in minutes."""
     candidates: int = 200
-    """Number of labels that are reranked for each text: the best ones of the model."""
+    """Number of labels that are reranked for each text, the best labels of the model."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] = (3, 5)
@@ -126,7 +126,7 @@ class EncoderConfig:
     split. φ is the mean over the windows, weighted by their numbers of tokens. Time and memory grow
     with the total number of tokens."""
     bottleneck: int | None = None
-    """transformer: dimension to which φ(x) is projected; None keeps the one of the transformer."""
+    """transformer: dimension to which φ(x) is projected; None: no projection."""
     gradient_checkpointing: bool = False
     """transformer: recompute activations in the backward pass, which takes less memory and more
     time."""
@@ -278,7 +278,7 @@ class StageConfig:
     edge_lr: float | None = None
     """Learning rate of the edge logits a."""
     index_every: int | None = None
-    """Update Ŵ_C, A and W_L once in this number of steps, with the sum of the gradients; φ is
+    """Number of steps between updates of Ŵ_C, A and W_L, which use the sum of the gradients; φ is
     updated in every step. Larger values reduce overfitting of rare labels (the paper's program uses
     10 in stage 2)."""
     weight_decay: float | None = None
@@ -292,7 +292,7 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        section = f"stages[{self.name}]"
+        section = f"stages.{self.name}"
         _at_least(1, self, section, "epochs", "batch_size", "index_every")
         rates = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr")
         _at_least(0, self, section, *rates, finite=True)
@@ -317,8 +317,8 @@ class EnsembleConfig:
     """Number of models. They are trained one after the other with different clusters, initial
     weights and batches, but the same held-out points."""
     first_member: int = 0
-    """Number of the first member. The configuration of a saved member has its number here, so that
-    training with it reproduces that member."""
+    """Index of the first member, from 0. The configuration of a saved member has the member's index
+    here, so that training with it reproduces the member."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -364,9 +364,9 @@ class CheckpointConfig:
     """
 
     minutes: float = 10.0
-    """Minutes between checkpoints; 0: none by time."""
+    """Minutes between checkpoints; 0: no checkpoints within a stage."""
     keep: int = 2
-    """Number of checkpoints to keep, the newest; 0: none is written."""
+    """Number of newest checkpoints to keep; 0: write no checkpoints."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -375,7 +375,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingConfig:
-    """Loggers that get the numbers of ``metrics.jsonl`` during training.
+    """External loggers, which get the metrics in ``metrics.jsonl`` during training.
 
     They do not change the model.
     """
@@ -384,8 +384,8 @@ class TrackingConfig:
     """Log to TensorBoard, in the folder ``tensorboard`` of the run. Needs the extra
     ``tensorboard``."""
     wandb: str | None = None
-    """Log to this project of Weights & Biases. Needs the extra ``wandb``. Its own settings apply,
-    e.g. WANDB_MODE=offline."""
+    """Log to this project of Weights & Biases. Needs the extra ``wandb``. The environment variables
+    of wandb apply, e.g. WANDB_MODE=offline."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -396,7 +396,7 @@ class TrackingConfig:
 
 DEFAULT_STAGES = (StageConfig(name="stage1"), StageConfig(name="stage2", learn_graph=True))
 ONE_VS_ALL = "one-vs-all"
-"""Name of the one stage of a model that scores every label, if the stages are the default ones."""
+"""Name of the only stage of a model that scores every label, if it has the default stages."""
 
 
 def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
@@ -411,8 +411,8 @@ def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...
     first, *others = stages
     is_first = first.name == DEFAULT_STAGES[0].name and not first.learn_graph
     is_default = [replace(stage, epochs=None) for stage in others] == [DEFAULT_STAGES[1]]
-    asks_for_index = first.score_all is False or not (is_first and is_default)
-    return None if asks_for_index else (replace(first, name=ONE_VS_ALL),)
+    needs_index = first.score_all is False or not (is_first and is_default)
+    return None if needs_index else (replace(first, name=ONE_VS_ALL),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,9 +484,9 @@ class EliasConfig:
         """Return the seed for random choices that differ between the members of an ensemble."""
         return self.seed + (self.ensemble.first_member << 32)
 
-    def member(self, number: int) -> Self:
-        """Return the configuration that trains one member of the ensemble alone."""
-        first = self.ensemble.first_member + number
+    def member(self, index: int) -> Self:
+        """Return the configuration that trains only one member of the ensemble."""
+        first = self.ensemble.first_member + index
         return replace(self, ensemble=EnsembleConfig(members=1, first_member=first))
 
     def override(self, changes: Mapping[str, Any]) -> EliasConfig:
@@ -499,9 +499,9 @@ class EliasConfig:
             kind = "all"
         of_first = f"stages.{self.stages[0].name}."
         for key, value in changes.items():
-            if key.startswith(of_first):  # before scoring every label may rename the first stage
+            if key.startswith(of_first):  # index.kind = "all" may rename this stage below
                 set_key(tree, key, value)
-        if kind != self.index.kind:  # change it before the rest: it decides which stages exist
+        if kind != self.index.kind:  # set it before the other keys: it decides which stages exist
             set_key(tree, "index.kind", kind)
             tree = EliasConfig.from_dict(tree).to_dict()
         for key, value in changes.items():
@@ -531,7 +531,9 @@ class EliasConfig:
         from elias.config.resolve import check_sizes, fill_sizes  # avoids a circular import
 
         if n_labels < 1:
-            raise ConfigError(f"a model needs at least one label, not {n_labels}")
+            raise ConfigError(
+                f"a model needs at least one label, but the corpus has {n_labels}; check its labels"
+            )
         resolved = fill_sizes(self, n_points, n_labels, n_bytes)
         check_sizes(resolved.index, n_labels)
         return resolved

@@ -42,8 +42,8 @@ def test_the_defaults_survive_a_round_trip_through_json():
         ({"encoder": {"dropout": 1.0}}, "encoder.dropout must be in [0, 1), not 1.0"),
         ({"stages": []}, "stages must not be empty"),
         ({"stages": [{}, {}]}, "stages must have different names"),
-        ({"stages": [{"epochs": 0}]}, "stages[stage1].epochs must be >= 1, not 0"),
-        ({"stages": [{"label_lr": float("nan")}]}, "stages[stage1].label_lr must be >= 0"),
+        ({"stages": [{"epochs": 0}]}, "stages.stage1.epochs must be >= 1, not 0"),
+        ({"stages": [{"label_lr": float("nan")}]}, "stages.stage1.label_lr must be >= 0"),
         ({"eval": {"every": 0}}, "eval.every must be >= 1, not 0"),
     ],
 )
