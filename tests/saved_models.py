@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from safetensors.torch import load_file, save_file
 
 from elias.data.atomic import digest
-from elias.persistence.manifest import Manifest, own_digest, write_manifest
+from elias.persistence.manifest import Manifest, manifest_digest, write_manifest
 from elias.persistence.model_files import load_model, load_reranker, save_model, save_reranker
 
 
@@ -33,7 +33,7 @@ def change_config(folder, **changes):
     path = folder / "config.json"
     tree = json.loads(path.read_text(encoding="utf8"))
     tree |= changes
-    path.write_text(json.dumps(tree | {"sha256": own_digest(tree)}), encoding="utf8")
+    path.write_text(json.dumps(tree | {"sha256": manifest_digest(tree)}), encoding="utf8")
 
 
 def change_tensors(path, **changes):
@@ -51,7 +51,7 @@ def reseal(folder):
     for name, entry in tree["files"].items():
         if (folder / name).is_file():
             entry |= {"size": (folder / name).stat().st_size, "sha256": digest(folder / name)}
-    path.write_text(json.dumps(tree | {"sha256": own_digest(tree)}), encoding="utf8")
+    path.write_text(json.dumps(tree | {"sha256": manifest_digest(tree)}), encoding="utf8")
 
 
 def save_ranker(folder, reranker, *, compact=False):

@@ -129,7 +129,10 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         texts, features = (inputs, None) if isinstance(inputs, list) else (None, inputs)
         n_points = len(inputs) if isinstance(inputs, list) else inputs.shape[0]
         if n_points != labels.shape[0]:
-            raise DataError(f"X has {n_points} texts, but y has labels for {labels.shape[0]}")
+            raise DataError(
+                f"X has {n_points} texts, but y has labels for {labels.shape[0]}; give one list of "
+                "labels for each text"
+            )
         corpus = Corpus(
             train=Split(labels=labels, texts=texts, features=features),
             label_names=[str(name) for name in classes],
@@ -159,9 +162,12 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             X, y = [], []  # noqa: N806
         texts, sets = _inputs(X), _label_sets(y)
         if not isinstance(texts, list):
-            raise DataError("partial_fit adds labels from texts; X must be texts, not features")
+            raise DataError("partial_fit needs texts, but X has features; give X as texts")
         if len(texts) != len(sets):
-            raise DataError(f"X has {len(texts)} texts, but y has labels for {len(sets)}")
+            raise DataError(
+                f"X has {len(texts)} texts, but y has labels for {len(sets)}; give one list of "
+                "labels for each text"
+            )
         known = set(self.classes_.tolist())
         new = sorted(set().union(*sets, classes or ()) - known)
         if not new:
@@ -222,7 +228,10 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         best = self.predict_topk(X, k=1)
         truth = _label_sets(y)
         if len(best) != len(truth):
-            raise DataError(f"X has {len(best)} texts, but y has labels for {len(truth)}")
+            raise DataError(
+                f"X has {len(best)} texts, but y has labels for {len(truth)}; give one list of "
+                "labels for each text"
+            )
         hits = [bool(top) and top[0] in labels for top, labels in zip(best, truth, strict=True)]
         return float(np.mean(hits)) if hits else 0.0
 
@@ -259,7 +268,9 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
     texts = list(texts)
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise DataError(f"X[{i}] is {type(text).__name__}, not a text")
+            raise DataError(
+                f"X[{i}] is {type(text).__name__}, not a string; convert it to a string"
+            )
     return sanitize(list(map(str, texts)))[0]  # as for texts read from files
 
 

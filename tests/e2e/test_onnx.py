@@ -239,7 +239,7 @@ def test_the_model_stays_as_it_was(tmp_path):
 
 
 def test_more_labels_than_the_file_ranks_are_refused(exported):
-    with pytest.raises(DataError, match="top_k must be 1 to 3, not 4; export again"):
+    with pytest.raises(DataError, match="top_k must be from 1 to 3, not 4; give another"):
         OnnxModel(exported).predict(["red"], top_k=4)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 NEIGHBOURS = 30
-_MAX_SIMILARITIES = 2**23  # number computed at a time (64 MB)
+_MAX_SIMILARITIES = 2**23  # similarities computed at a time (64 MB)
 
 
 class NearestNeighbours:
@@ -84,7 +84,9 @@ class NearestNeighbours:
         inputs = split.features if self._featurizer is None else split.texts
         if inputs is None:
             kind = "features" if self._featurizer is None else "texts"
-            raise DataError(f"this model was fitted on {kind}, but the split has none")
+            raise DataError(
+                f"this model was fitted on {kind}, but the split has none; give a split with {kind}"
+            )
         if split.filters is None:
             return self.predict(inputs, top_k=top_k)
         most_filtered = int(np.bincount(split.filters[:, 0], minlength=1).max())
@@ -98,7 +100,9 @@ class NearestNeighbours:
             return self._featurizer.transform(texts)
         n_features = self._points_by_word.shape[0]
         if not issparse(texts) or texts.shape[1] != n_features:  # type: ignore[union-attr]
-            raise DataError(f"expected features as a CSR matrix with {n_features} columns")
+            raise DataError(
+                f"this model was fitted on features; pass a CSR matrix with {n_features} columns"
+            )
         return unit_rows(texts)
 
     def _batches(self, features: csr_matrix) -> list[tuple[int, int]]:
@@ -117,6 +121,6 @@ def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     values = np.split(matrix.data, matrix.indptr[1:-1])
     least = np.array([np.partition(row, -k)[-k] if len(row) > k else -np.inf for row in values])
-    kept = matrix.data >= least[rows]  # at least k of each row, so that few are sorted
-    entries = (rows[kept], matrix.indices[kept], matrix.data[kept])
+    is_large = matrix.data >= least[rows]  # k or slightly more in each row; the rest is not sorted
+    entries = (rows[is_large], matrix.indices[is_large], matrix.data[is_large])
     return from_entries(*entries, matrix.shape, k, None).to_csr()

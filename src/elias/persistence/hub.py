@@ -68,7 +68,7 @@ def find_model(name: str | Path, *, revision: str | None = None, token: str | No
         name: The folder of a model or of a finished run, or the hub name ``user/model`` or
             ``user/model@revision``, with or without ``hf://``.
         revision: Branch, tag or commit on the hub. It overrides the revision in the name.
-        token: Access token. None uses the token of the login.
+        token: Access token. None uses the stored login token.
 
     Raises:
         ModelError: If the folder, repository or revision does not exist, a revision is given for
@@ -82,7 +82,10 @@ def find_model(name: str | Path, *, revision: str | None = None, token: str | No
         with _hub_errors(match[0], revision, failure):
             return Path(snapshot_download(match["repo"], revision=revision, token=token))
     if revision is not None:
-        raise ModelError(f"{name}: revision={revision!r} needs a hub name such as user/model")
+        raise ModelError(
+            f"{name}: revision={revision!r} needs a hub name such as user/model; leave it out for "
+            "a folder"
+        )
     if not Path(name).exists():
         hint = ""
         if _HUB_ID.fullmatch(str(name)):
@@ -133,13 +136,13 @@ def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]
         elif isinstance(error, RevisionNotFoundError):
             reason = f"the repository has no revision {revision!r}; give a branch, tag or commit"
         elif isinstance(error, HFValidationError):
-            reason = f"not a valid hub name ({quoted(error)})"
+            reason = f"not a valid hub name ({quoted(error)}); give a name such as user/model"
         elif status in (401, 403):
             reason = f"the hub denies access ({status}): the token lacks permission; {_LOG_IN}"
         elif status is not None:
             reason = f"the hub returned HTTP {status} ({quoted(error)}); try again later"
         elif isinstance(error, OSError) and error.filename is not None:  # for example a full disk
-            reason = f"{error.filename}: {quoted(error)}"
+            reason = f"{error.filename}: {quoted(error)}; check this folder and the free space"
         else:
             reason = f"{failure}, and the hub cannot be reached or HF_HUB_OFFLINE is set; check "
             reason += "the internet connection, or give the folder of a saved model"
@@ -152,7 +155,7 @@ _NO_LICENSE = "# license: choose one before publishing"
 _HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
 """Names that the hub uses for metrics. Other metrics keep their own names."""
 
-# titles of table rows, for each path in the metadata (without the split, its third key)
+# row titles by path in the metadata; the path leaves out the split, which is its third key
 _PROBABILITY_ROWS = {
     ("probabilities", "at_threshold", "micro-precision"): "precision at the threshold of best F1",
     ("probabilities", "at_threshold", "micro-recall"): "recall at this threshold",

@@ -94,7 +94,7 @@ _SETTINGS: Entries = {
 
 
 def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the manifest, with the size and checksum of every other file, and its own checksum.
+    """Write the manifest with its checksum, and the size and checksum of every other file.
 
     Args:
         folder: The folder of the model. All its other files must already be complete.
@@ -113,12 +113,12 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
             files[name]["dtypes"] = {key: dtype_name(tensor) for key, tensor in tensors.items()}
     about = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
     entries = {**about, **tree, "files": files}
-    entries["sha256"] = own_digest(entries)
+    entries["sha256"] = manifest_digest(entries)
     text = json.dumps(entries, indent=2, allow_nan=False) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf8")
 
 
-def own_digest(entries: Mapping[str, Any]) -> str:
+def manifest_digest(entries: Mapping[str, Any]) -> str:
     """Return the checksum of all entries of a manifest except ``sha256``."""
     others = {key: value for key, value in entries.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
@@ -152,7 +152,7 @@ class Manifest:
         settings = self["data_settings"]
         present = {key: entry for key, entry in _SETTINGS.items() if key in settings}
         check_values(self.path, settings, present, "data_settings.")
-        if "sha256" in tree and tree["sha256"] != own_digest(tree):
+        if "sha256" in tree and tree["sha256"] != manifest_digest(tree):
             raise damaged_file(self.path, "damaged: its SHA-256 checksum is wrong")
 
     def __getitem__(self, key: str) -> Any:

@@ -67,15 +67,15 @@ _RANKER_ENTRIES: files.Entries = {
     "sharpness": (float, 1e-9),
 }
 _BY_FEATURE = "by_feature"
-"""Key of the entry that says that the ranker's weights are stored by feature, not by label."""
+"""Key of the entry that is true if the ranker's weights are stored by feature, not by label."""
 _BLOCK = 2**16
-"""Columns per block of a compact ranker, so that column numbers fit in 16 bits."""
+"""Columns per block of a compact ranker, so that column indices fit in 16 bits."""
 _LEVELS = "levels"
-"""Key of the entry that says that a compact ranker has weights in 8 bits, not in float16."""
+"""Key of the entry that is true if a compact ranker has weights in 8 bits, not in float16."""
 _N_LEVELS = 127
-"""Sizes of weights in 8 bits, besides 0."""
+"""Number of levels above 0 of weights in 8 bits."""
 _LEVEL_RANGE = 1000
-"""Largest ratio of the highest to the lowest of these sizes."""
+"""Maximum ratio of the highest to the lowest level above 0."""
 _MAX_NGRAM = 100
 """Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
@@ -114,7 +114,9 @@ def save_model(
     except DataError as error:
         raise ModelError(str(error)) from error
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
+        raise ModelError(
+            f"{folder}: cannot be written: {quoted(error)}; fix this, or choose another folder"
+        ) from error
 
 
 def _write(elias: Elias, folder: Path, *, compact: bool) -> None:
@@ -192,7 +194,7 @@ def load_model(
     manifest = files.Manifest(folder)
     n_labels, n_all = manifest["n_labels"], manifest["n_labels"] + manifest["n_added"]
     try:
-        # older versions did not save all sizes; the missing ones only matter for training
+        # older versions did not save all sizes; the missing sizes matter only for training
         tree = complete_tree(manifest["config"], drop_removed=True)
         config = fill_sizes(EliasConfig.from_dict(tree), 0, n_labels)
     except ConfigError as error:
@@ -251,7 +253,7 @@ def _load_weights(
     model: EliasModel
     try:
         encoder = _load_encoder(manifest, config.encoder, tensors)
-        # no memory or random initialization: the saved tensors replace these tensors
+        # meta tensors need no memory or initialisation; the saved tensors replace them
         with torch.device("meta"):
             if config.index.kind == "all":
                 model = OneVsAll(encoder, n_labels)
@@ -539,7 +541,7 @@ def _csr(
 
 
 def _weight_shapes(entry: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the shapes of the ranker's weights. Older files have one matrix, a row per label."""
+    """Return the shapes of the ranker's weights. Older files have one row per label."""
     n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
     if not entry.get(_BY_FEATURE):
         return {"weights": (n_labels, n_features + n_dense)}
@@ -573,17 +575,17 @@ def _sparse_arrays(name: str, weights: csr_matrix, *, compact: bool) -> dict[str
 
 
 def _round_to_levels(weights: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Round the size of each weight to the nearest of 128 levels.
+    """Round the absolute value of each weight to the nearest of 128 levels.
 
     The levels are 0 and a geometric sequence, so that small and large weights have the same
-    relative error. Return the signed number of each weight's level, and the levels.
+    relative error. Return the level index of each weight, with the weight's sign, and the levels.
     """
-    sizes = np.abs(weights)
-    highest = max(sizes.max(initial=0), np.finfo(np.float32).tiny * _LEVEL_RANGE)
-    lowest = max(sizes.min(initial=highest), highest / _LEVEL_RANGE)
+    magnitudes = np.abs(weights)
+    highest = max(magnitudes.max(initial=0), np.finfo(np.float32).tiny * _LEVEL_RANGE)
+    lowest = max(magnitudes.min(initial=highest), highest / _LEVEL_RANGE)
     levels = np.append(0, np.geomspace(lowest, highest, _N_LEVELS)).astype(np.float32)
-    numbers = np.searchsorted((levels[:-1] + levels[1:]) / 2, sizes)
-    return (numbers * np.sign(weights)).astype(np.int8), levels
+    indices = np.searchsorted((levels[:-1] + levels[1:]) / 2, magnitudes)
+    return (indices * np.sign(weights)).astype(np.int8), levels
 
 
 def _load_sparse(
@@ -604,8 +606,8 @@ def _load_sparse(
         if levels is None:  # float16, as earlier versions stored weights
             values = values.astype(np.float32)
         else:
-            numbers = np.minimum(np.abs(values.astype(np.int16)), _N_LEVELS)  # |−128| is no level
-            values = levels[numbers] * np.sign(values)
+            indices = np.minimum(np.abs(values.astype(np.int16)), _N_LEVELS)  # |−128| is no level
+            values = levels[indices] * np.sign(values)
         whole = {**arrays, f"{name}.values": values}
         blocks = _csr(path, name, whole, (n_rows * n_blocks, _BLOCK))
         padded = csr_matrix(blocks.reshape((n_rows, n_blocks * _BLOCK)))

@@ -76,7 +76,7 @@ def export_onnx(
     encoder: Any = model.encoder
     is_bag = isinstance(model.encoder, BagEncoder)
     if encoder.reads_features:
-        raise ModelError("a model trained on features instead of texts cannot be exported")
+        raise ModelError("a model trained on features cannot be exported; train on texts instead")
     if not is_bag and encoder.windows > 1:
         raise ModelError(
             f"a model that reads texts in {encoder.windows} windows cannot be exported; train it "
@@ -86,7 +86,7 @@ def export_onnx(
     if weights > _MAX_BYTES:
         raise ModelError(
             f"the model cannot be exported: its weights take {weights / 2**30:.1f} GiB, but an "
-            "ONNX file holds at most 2 GiB"
+            "ONNX file holds at most 2 GiB; train a model with smaller embeddings"
         )
     if is_bag:
         names = ("words", "ngrams", "char_ngrams", "word_ngrams")
@@ -120,7 +120,7 @@ def export_onnx(
         if int8:  # matrices, and the vectors of a bag encoder
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            del proto.graph.value_info[:]  # these shapes are wrong after quantisation
+            del proto.graph.value_info[:]  # its shapes are wrong after quantisation
             options: Any = {"weight_type": QuantType.QInt8, "op_types_to_quantize": _QUANTISED}
             quantize_dynamic(proto, str(staged), **options, per_channel=True)
             proto = onnx.load(str(staged))
@@ -145,7 +145,7 @@ class _Graph(nn.Module):
         super().__init__()
         vectors = np.zeros((0, model.encoder.dim), dtype=np.float32)
         background = np.zeros((0, 2), dtype=np.float32)
-        if added is not None:  # a row of a label of the index would repeat the label
+        if added is not None:  # leave out labels of the index, which the search ranks
             new = added.labels >= model.n_labels
             order = np.flatnonzero(new)[np.argsort(added.labels[new], kind="stable")]
             vectors, background = added.vectors[order], added.background[order]
@@ -212,14 +212,14 @@ class _Graph(nn.Module):
         cluster_log = _logits(model.clusters, embedding).log_softmax(dim=-1)
         beam = (math.log(model.alpha) + cluster_log).topk(self.beam_size, dim=1)
         cluster, edge = beam.values.unsqueeze(-1), self.edge_log[beam.indices]  # (B, b, E)
-        uncut = (cluster + edge).flatten(1)  # score before min(1, ·), which breaks ties
+        unsaturated = (cluster + edge).flatten(1)  # score before min(1, ·), which breaks ties
         scores = (cluster.clamp(max=0) + edge.clamp(max=0)).flatten(1)
         paths = model.graph.edge_labels[beam.indices].flatten(1)  # L in empty slots
 
         nothing = torch.full((1, n_labels + 1), -math.inf).expand(embedding.shape[0], -1)
         best = nothing.scatter_reduce(1, paths, scores, "amax")
         wins = scores == best.gather(1, paths)
-        tie = nothing.scatter_reduce(1, paths, uncut.masked_fill(~wins, -math.inf), "amax")
+        tie = nothing.scatter_reduce(1, paths, unsaturated.masked_fill(~wins, -math.inf), "amax")
 
         order = tie[:, :n_labels].topk(n_labels, dim=1).indices
         top = best.gather(1, order).topk(n_ranked, dim=1).indices

@@ -24,7 +24,7 @@ METADATA = "elias"
 FORMAT = 1
 """Format number, increased when older versions of `OnnxModel` cannot read the new format."""
 BAG, TRANSFORMER = "bag", "transformer"
-"""Kinds of encoders. ``bag`` stores the fields of `Featurizer`; ``transformer`` its tokenizer."""
+"""Kinds of encoders. The file stores the `Featurizer` of a bag, or a transformer's tokenizer."""
 BATCH_SIZE = 32
 
 
@@ -71,10 +71,12 @@ class OnnxModel:
             first = str(error).partition("\n")[0]
             raise ModelError(f"{path}: cannot be read ({first}); export the model again") from error
         if metadata is None:
-            raise ModelError(f"{path}: was not written by elias export, so it has no labels")
+            raise ModelError(f"{path}: was not written by elias export; export the model again")
         tree = json.loads(metadata)
         if tree["format"] > FORMAT:
-            raise ModelError(f"{path}: has a newer format; upgrade elias-xmc")
+            raise ModelError(
+                f"{path}: format {tree['format']} is newer than {FORMAT}; upgrade elias-xmc"
+            )
         self.label_names: tuple[str, ...] = tuple(tree["labels"])
         """The name of each label."""
         self.top_k: int = tree["top_k"]
@@ -116,10 +118,13 @@ class OnnxModel:
             return self.predict([texts], top_k=top_k, batch_size=batch_size)[0]
         for i, text in enumerate(texts):
             if not isinstance(text, str):
-                raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
+                raise DataError(
+                    f"texts[{i}] is {type(text).__name__}, not a string; convert it to a string"
+                )
         if not 1 <= top_k <= self.top_k:
             raise DataError(
-                f"top_k must be 1 to {self.top_k}, not {top_k}; export again with a larger top_k"
+                f"top_k must be from 1 to {self.top_k}, not {top_k}; give another, or export the "
+                "model again with a larger top_k"
             )
         batches = [
             self.session.run(None, self._inputs(texts[start : start + batch_size]))

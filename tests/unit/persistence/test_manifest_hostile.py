@@ -18,7 +18,7 @@ from elias.errors import ModelError
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.persistence.manifest import own_digest
+from elias.persistence.manifest import manifest_digest
 from saved_models import as_old_format, load, reseal, save
 from tiny_bert import save_tiny_bert
 
@@ -68,7 +68,7 @@ def refusal(folder):
 def change(path, **changes):
     tree = json.loads(path.read_text(encoding="utf8")) | changes
     if "sha256" in tree:
-        tree["sha256"] = own_digest(tree)
+        tree["sha256"] = manifest_digest(tree)
     path.write_text(json.dumps(tree), encoding="utf8")
 
 
