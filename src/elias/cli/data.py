@@ -31,7 +31,7 @@ NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create."
 def info(
     path: options.DataPath, reading: options.CorpusOptions, as_json: options.AsJson = False
 ) -> None:
-    """Show examples and statistics of a corpus, and hints about its problems."""
+    """Show examples and statistics of a corpus, and hints about problems in the data."""
     from elias.data.stats import data_hints, example_labels, example_points
 
     corpus = reading.read(path)

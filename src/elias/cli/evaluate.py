@@ -271,7 +271,7 @@ def _check_broader(model: elias.Elias) -> None:
 
 
 def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
-    """Read a table whose first two columns are a label (id or name) and the set it belongs to.
+    """Read a table. Its first two columns are a label (id or name) and the name of a label set.
 
     Rows whose label the model does not have are left out, so the table may have a header.
     """

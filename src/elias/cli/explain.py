@@ -46,7 +46,7 @@ _OPTIONAL_COLUMNS = {
     "name": "name_likeness",
     "calibrated": "calibrated_score",
 }
-"""Columns that are shown only if the model computes them, with their attributes."""
+"""Columns shown only if the model computes them, with the attribute of `ExplainedLabel`."""
 
 
 def explain(

@@ -52,7 +52,7 @@ FEATURES = {WORDS: "", RANKER: ", our features"}
 """Suffix of row titles for each kind of features."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
-"""Size of the XR-Linear ensemble. Each of its models has a different clustering."""
+"""Size of the XR-Linear ensemble. Each model has a different clustering."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are from omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is from PECOS {}, with defaults (×3: the average over three clusterings).",

@@ -70,7 +70,7 @@ class Parameter:
     options: Sequence[Any]
     """All values if `is_choice`, otherwise the minimum and the maximum."""
     defaults: Mapping[str, Any]
-    """The configuration keys that it sets, with their default values."""
+    """Default value of each configuration key that the parameter sets."""
 
     @property
     def is_choice(self) -> bool:

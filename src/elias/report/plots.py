@@ -175,7 +175,7 @@ class Plot:
         self._marks.append(draw)
 
     def dots(self, name: str, values: Sequence[float], spreads: Sequence[float]) -> None:
-        """Add a dot for each category of the y axis, and a line that shows its spread."""
+        """Add a dot for each category of the y axis, and a line for the spread of the value."""
         series = len(self._legend)
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:

@@ -257,7 +257,7 @@ class Backend:
                 await self._arrived.wait()
 
     def _next_batch(self) -> list[tuple[_Waiting, Job]]:
-        """Return the jobs of the next batch, each with the part of its texts to compute.
+        """Return the jobs of the next batch, each with a smaller job for the texts to compute now.
 
         Half of a batch is reserved for the oldest job, so that it is not delayed forever. The other
         half is for the jobs with the fewest texts. A batch has jobs of one kind only. If jobs of

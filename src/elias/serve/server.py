@@ -132,7 +132,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 class _Supervisor:
-    """Start workers, replace those that die, and forward signals to them."""
+    """Start workers, replace dead workers, and forward signals to all workers."""
 
     def __init__(self, sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
         self._sock = sock
