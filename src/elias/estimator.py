@@ -154,7 +154,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
         Args:
             X: Texts, as for `fit`.
-            y: The labels of each text, known and new ones, as for `fit`.
+            y: The known and new labels of each text, as for `fit`.
             classes: All labels. Labels without texts are added by their names alone.
         """
         if not hasattr(self, "model_"):

@@ -240,7 +240,7 @@ def test_predictions_are_read_from_a_sparse_matrix(tmp_path):
         ("0:0.5\n1;3\n", ":2: expected id:score, not '1;3'"),
         ("0:0.5\n1\n", ":2: expected id:score, not '1'"),
         ("0:0.5\n4:0.5\n", ":2: label id 4 is outside 0..3"),
-        ("0:0.5\n1:nan\n", ":2: the score of label 1 is not a number"),
+        ("0:0.5\n1:nan\n", ":2: the score of label 1 is NaN"),
         ("0:0.5 0:0.6\n", ":1: label 0 occurs more than once"),
         ("3 4\n0:0.5\n", ":1: says 3 points, but 1 lines follow"),
         ('{"labels": []}\n{"labels": 3}\n', ':2: expected {"labels": [{"id": 3, "score": 0.5}'),

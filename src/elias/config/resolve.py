@@ -462,7 +462,7 @@ def reasons(
 
 
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
-    """Raise `ConfigError` if given sizes are inconsistent. Derived sizes are consistent."""
+    """Raise `ConfigError` if the sizes do not fit each other or the number of labels."""
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")

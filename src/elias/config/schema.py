@@ -282,8 +282,8 @@ class StageConfig:
     updated in every step. Larger values reduce overfitting of rare labels (the paper's program uses
     10 in stage 2)."""
     weight_decay: float | None = None
-    """Weight decay of AdamW, on all weights except those of layer norms, biases, edges and the
-    vectors of a bag encoder."""
+    """Weight decay of AdamW, on all weights except layer norms, biases, edges and the vectors of a
+    bag encoder."""
     shortlist_loss_weight: float | None = None
     """λ: weight of the shortlist loss L_s."""
     average_from: float | None = None
@@ -526,7 +526,7 @@ class EliasConfig:
         ``n_bytes`` is the 95th percentile of the size of texts in UTF-8, or None without texts.
 
         Raises:
-            ConfigError: If a given size does not fit the others or the number of labels.
+            ConfigError: If sizes do not fit each other or the number of labels.
         """
         from elias.config.resolve import check_sizes, fill_sizes  # avoids a circular import
 

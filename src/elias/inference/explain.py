@@ -210,7 +210,7 @@ class ExplainedLabel:
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int
-    """Number of paths to the label that the search found."""
+    """Number of paths through which the search found the label."""
     words: tuple[WordEffect, ...] = ()
     """The effect of each word, in the order of the text, if requested."""
     terms: tuple[RankerTerm, ...] = ()

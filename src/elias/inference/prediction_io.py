@@ -79,7 +79,7 @@ def read_predictions(
                     "label ids of this corpus"
                 )
             if np.isnan(score):
-                raise DataError(f"{where}: the score of label {label_id} is not a number; give one")
+                raise DataError(f"{where}: the score of label {label_id} is NaN; give a number")
         if len(set(ids)) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
             raise DataError(f"{where}: label {twice} occurs more than once; keep one score")
@@ -172,13 +172,13 @@ class PredictionFormat:
             kind = _SUFFIXES[suffix]
         elif kind not in FORMATS:
             known = ", ".join(FORMATS)
-            raise DataError(f"--format {kind!r}: not one of {known}{did_you_mean(kind, FORMATS)}")
+            raise DataError(f"--format {kind!r}: use one of {known}{did_you_mean(kind, FORMATS)}")
         if packed and kind == "parquet":
             raise DataError(f"{path}: Parquet is already compressed; remove .gz from the file name")
         return cls(kind, packed)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise an error if a column cannot be kept in this format."""
+        """Raise an error if a column cannot be copied to this format."""
         if self.kind == "txt" and names:
             raise DataError(
                 f"--keep {names[0]}: the txt format has no columns; use jsonl, csv, tsv or "

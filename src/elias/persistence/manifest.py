@@ -33,7 +33,7 @@ from elias.errors import ModelError, damaged_file, quoted
 from elias.labels import LabelTable
 
 FORMAT_VERSION = 3
-"""Format number, increased when older versions of elias-xmc cannot read the new format."""
+"""Format version. It increases when older releases of elias-xmc cannot read the new format."""
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -57,7 +57,7 @@ RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"
 FIRST_ENCODER = "first_encoder"
 """Folder of the encoder before training, which is saved if the ranker uses it."""
 ADDED_FILE = "added.safetensors"
-"""Vectors of labels without training points. Models without such labels do not have it."""
+"""File of the vectors that score labels by their texts. It exists only if there are any."""
 MEMBERS_FOLDER = "members"
 """Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
 

@@ -38,7 +38,7 @@ TOP_K = 100
 _QUANTISED = ["MatMul", "Gather"]
 """Operators whose matrices are quantised. Edges are not, because they use GatherND."""
 _DENSE_RATIO = 16
-"""Maximum L/K at which all L labels are scored, not only the K shortlisted ones.
+"""Maximum L/K at which all L labels are scored, not only the K shortlisted labels.
 
 A single matrix product over all labels is then faster than gathering rows.
 """

@@ -22,7 +22,7 @@ from elias.text.vectorizer import Featurizer, weigh_terms, words_of
 METADATA = "elias"
 """Metadata key whose value is JSON with ``format``, ``labels``, ``top_k`` and ``encoder``."""
 FORMAT = 1
-"""Format number, increased when older versions of `OnnxModel` cannot read the new format."""
+"""Format version. It increases when an older `OnnxModel` cannot read the new format."""
 BAG, TRANSFORMER = "bag", "transformer"
 """Kinds of encoders. The file stores the `Featurizer` of a bag, or a transformer's tokenizer."""
 BATCH_SIZE = 32

@@ -245,7 +245,7 @@ def _solve(
     """Fit the classifier of one label, and return its bias and the rows that contribute to it.
 
     The weights are written to ``weight``, which must hold w₀. ``pairs`` are the label's rows, their
-    y and their initial dual variables, which are replaced by the final ones. The dual is minimised
+    y and their initial dual variables, replaced by the final values. The dual is minimised
     over one α_i at a time, with w = w₀ + Σ α_i·y_i·ψ_i and Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). The
     formulas below are for w₀ = 0. Each sweep visits the points in a new random order.
 
@@ -401,7 +401,7 @@ def _count_entries(starts: Array, rows: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _take(rows: Rows, used: Array, known: Array, weight: Array, out: Entries, prune: float) -> int:
-    """Move the weights of a label to ``out``, in any order, and return their number.
+    """Move the weights of a label to ``out``, in any order, and return how many there are.
 
     Weights below ``prune`` are dropped, and ``weight`` is reset to 0. Only ``known`` columns,
     columns of the ``used`` rows and dense columns can have a weight. If the ``used`` rows have many
