@@ -21,7 +21,7 @@ import torch
 from cpu_setup import write_json
 from naive_step import NaiveStep
 
-from elias.config import EncoderConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, StageConfig, fill_sizes
 from elias.kernels import shortlist_bce
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
@@ -151,7 +151,9 @@ def measure(shape, repeat, with_naive):
     model = make_model(shape, rng)
     parents = torch.cat([model.graph.strongest_parents(), torch.tensor([shape.n_clusters])])
     batches = [make_batch(shape, rng, parents) for _ in range(4)]
-    optimizer = Optimizer(model, ResolvedStage(name="stage2", learn_graph=True))
+    stages = (StageConfig(name="stage2", learn_graph=True, index_every=1),)
+    config = fill_sizes(EliasConfig(stages=stages), n_points=1000, n_labels=shape.n_labels)
+    optimizer = Optimizer(model, config.stages[0])
     ours, theirs = Clock(), Clock()
     for i in range(repeat + 2):
         our_step(model, optimizer, shape, batches[i % 4], ours)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, IndexConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
 from elias.distributed import SingleProcess, joined
 from elias.distributed.sharded_linear import ShardedRows
 from elias.model.elias import EliasModel
@@ -71,7 +71,14 @@ def configuration(chosen):
         train_shortlist=chosen.shortlist,
         beta=10.0,
     )
-    stage = ResolvedStage(name="step", epochs=1, batch_size=chosen.batch, learn_graph=True)
+    stage = StageConfig(
+        name="step",
+        epochs=1,
+        batch_size=chosen.batch,
+        learn_graph=True,
+        index_every=1,
+        average_from=1.0,
+    )
     return EliasConfig(index=index, stages=(stage,)).resolve(chosen.batch, chosen.labels)
 
 

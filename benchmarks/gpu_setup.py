@@ -35,7 +35,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from elias.config import EncoderConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, StageConfig, fill_sizes
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -236,9 +236,17 @@ def rectangle_of(tokens):
     return PaddedBatch(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
-STAGE = ResolvedStage(
-    name="stage2", learn_graph=True, encoder_lr=1e-5, cluster_lr=1e-4, label_lr=1e-3, edge_lr=1e-2
+_STAGE = StageConfig(
+    name="stage2",
+    learn_graph=True,
+    encoder_lr=1e-5,
+    cluster_lr=1e-4,
+    label_lr=1e-3,
+    edge_lr=1e-2,
+    index_every=1,
+    average_from=1.0,
 )
+STAGE = fill_sizes(EliasConfig(stages=(_STAGE,)), n_points=1000, n_labels=1000).stages[0]
 
 
 class WallClock:

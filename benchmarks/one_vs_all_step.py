@@ -11,7 +11,7 @@ import time
 import torch
 from torch import nn
 
-from elias.config import ResolvedStage
+from elias.config import EliasConfig, IndexConfig, fill_sizes
 from elias.model.elias import SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -63,7 +63,8 @@ def main():
     if given.storage == "compact":
         model.compact()
     model.to(device)
-    optimizer = Optimizer(model, ResolvedStage())
+    config = fill_sizes(EliasConfig(index=IndexConfig(kind="all")), 1000, given.labels)
+    optimizer = Optimizer(model, config.stages[0])
     ids = torch.arange(given.batch, device=device)
     tokens = TokenBatch(ids=ids, offsets=torch.arange(given.batch + 1, device=device), longest=1)
     positives = torch.randint(given.labels, (given.batch, 20), device=device).sort(dim=1).values

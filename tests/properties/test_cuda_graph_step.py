@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, IndexConfig, LossConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, IndexConfig, LossConfig
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
+from stages import make_stage
 from tiny_bert import save_tiny_bert
 
 # the interpreter of older versions fails with numpy 2.4
@@ -97,7 +98,7 @@ def rerun(work):
 
 @pytest.mark.parametrize(("reduction", "index_every"), [("mean", 1), ("sum", 3)])
 def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, monkeypatch):
-    stage = ResolvedStage(
+    stage = make_stage(
         epochs=2,
         batch_size=2,
         learn_graph=True,
@@ -122,7 +123,7 @@ def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, 
 
 
 def test_a_failed_capture_leaves_no_gradients(folder, monkeypatch):
-    stage = ResolvedStage(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
+    stage = make_stage(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
@@ -142,7 +143,7 @@ def test_a_failed_capture_leaves_no_gradients(folder, monkeypatch):
 
 
 def test_a_step_that_runs_out_of_memory_is_repeated_without_graphs(folder, monkeypatch, caplog):
-    stage = ResolvedStage(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
+    stage = make_stage(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
@@ -170,7 +171,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_without_graphs(folder, monke
 
 
 def test_parameters_without_a_part_in_the_loss_do_not_move(folder, monkeypatch):
-    stage = ResolvedStage(epochs=2, batch_size=2, learn_graph=True, weight_decay=0.1)
+    stage = make_stage(epochs=2, batch_size=2, learn_graph=True, weight_decay=0.1)
     model = make_model(folder)
     model.encoder.idle = torch.nn.Parameter(torch.ones(2, 2))
 
@@ -184,6 +185,6 @@ def test_a_stage_frees_the_memory_of_its_graphs(folder, monkeypatch):
     closed = []
     monkeypatch.setattr(CudaGraphStep, "close", lambda self: closed.append(self))
 
-    train(make_model(folder), ResolvedStage(epochs=1, batch_size=2), "sum", monkeypatch, rerun)
+    train(make_model(folder), make_stage(epochs=1, batch_size=2), "sum", monkeypatch, rerun)
 
     assert len(closed) == 1

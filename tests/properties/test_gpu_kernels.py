@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from elias.config import ResolvedStage
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain, shortlist_bce
 from elias.kernels.adamw_state import AdamWRates, History, LinearState, RowState
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.text.batches import PaddedBatch, TokenBatch
+from stages import make_stage
 
 # the interpreter of older versions fails with numpy 2.4
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
@@ -391,9 +391,7 @@ def make_batch(seed, model):
 @settings(max_examples=4)
 @given(index_every=st.integers(1, 3), seed=SEEDS)
 def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, index_every, seed):
-    stage = ResolvedStage(
-        index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01
-    )
+    stage = make_stage(index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
     slow, fast = (make_model(seed, learned=learned) for _ in range(2))
     losses = []
 
@@ -423,7 +421,7 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
 @pytest.mark.parametrize("learned", [True, False])
 def test_a_kernel_optimizer_resumes_from_its_state(learned, monkeypatch):
     monkeypatch.setattr(optim, "runs_triton", lambda _: True)
-    stage = ResolvedStage(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+    stage = make_stage(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
 
     def train(model, optimizer, steps):
         for step in steps:
@@ -470,7 +468,7 @@ def rerun(work):
 @settings(max_examples=3)
 @given(index_every=st.integers(1, 3), seed=SEEDS)
 def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
-    stage = ResolvedStage(index_every=index_every, learn_graph=learned)
+    stage = make_stage(index_every=index_every, learn_graph=learned)
     plain, captured = (make_model(seed, learned=learned) for _ in range(2))
     options = {"shortlist_weight": 0.3, "mean": False}
     with pytest.MonkeyPatch.context() as patch:
@@ -506,7 +504,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
         raise RuntimeError("no graphs on this driver")
 
     model = make_model(1, learned=True)
-    held = Optimizer(model, ResolvedStage(learn_graph=True)).gradients
+    held = Optimizer(model, make_stage(learn_graph=True)).gradients
     options = {"shortlist_weight": 0.3, "mean": False, "gradients": held}
     tokens, *labels, sizes = make_batch(1, model)
     step = CudaGraphStep(

@@ -16,6 +16,7 @@ from elias.config.resolve import ResolvedConfig as ResolvedConfig
 from elias.config.resolve import ResolvedEncoder as ResolvedEncoder
 from elias.config.resolve import ResolvedIndex as ResolvedIndex
 from elias.config.resolve import ResolvedStage as ResolvedStage
+from elias.config.resolve import default_stages as default_stages
 from elias.config.resolve import fill_sizes as fill_sizes
 from elias.config.schema import DEFAULT_STAGES as DEFAULT_STAGES
 from elias.config.schema import ONE_VS_ALL as ONE_VS_ALL

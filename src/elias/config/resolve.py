@@ -175,22 +175,22 @@ class ResolvedIndex(IndexConfig):
 class ResolvedStage(StageConfig):
     """A `StageConfig` in which nothing is None."""
 
-    score_all: bool = False
-    epochs: int = 5
-    batch_size: int = 256
-    cluster_with_encoder: bool = False
-    keep_labels: bool = False
-    first_classifiers: Literal["centroids", "random"] = "centroids"
-    encoder_lr: float = 1e-3
-    bag_lr: float = 1e-2
-    cluster_lr: float = 1e-2
-    label_lr: float = 4e-3
-    label_eps: float = 1e-8
-    edge_lr: float = 5e-2
-    index_every: int = 1
-    weight_decay: float = 0.01
-    shortlist_loss_weight: float = 1.0
-    average_from: float = 1.0
+    score_all: bool
+    epochs: int
+    batch_size: int
+    cluster_with_encoder: bool
+    keep_labels: bool
+    first_classifiers: Literal["centroids", "random"]
+    encoder_lr: float
+    bag_lr: float
+    cluster_lr: float
+    label_lr: float
+    label_eps: float
+    edge_lr: float
+    index_every: int
+    weight_decay: float
+    shortlist_loss_weight: float
+    average_from: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,9 +288,6 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
                 f"stages.{stage.name}.score_all: the last stage must use the index; add a stage "
                 "with learn_graph, or set index.kind to 'all'"
             )
-        if isinstance(stage, ResolvedStage):
-            resolved.append(replace(stage, score_all=every_label))
-            continue
         if stage.learn_graph:
             after_all = bool(resolved) and resolved[-1].score_all
             task = "learn after all" if after_all else "learn after fixed"
@@ -305,6 +302,16 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
         derived |= {name: value for name, value in settings.items() if value is not None}
         resolved.append(ResolvedStage(**derived | {"score_all": every_label}))
     return tuple(resolved)
+
+
+def default_stages(config: ResolvedConfig) -> dict[str, ResolvedStage]:
+    """Return the stages by name, with derived values for all settings except the batch size."""
+    stages = tuple(
+        StageConfig(name=stage.name, learn_graph=stage.learn_graph, score_all=stage.score_all)
+        for stage in config.stages
+    )
+    plain = EliasConfig(encoder=config.encoder, index=config.index, stages=stages)
+    return {stage.name: stage for stage in _fill_stages(plain, n_points=1, n_labels=1)}
 
 
 def batch_size(kind: str, n_points: int, steps: int) -> int:

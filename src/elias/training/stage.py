@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix, vstack
 
-from elias.config import ResolvedConfig, ResolvedStage
+from elias.config import ResolvedConfig, ResolvedStage, default_stages
 from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
@@ -423,7 +423,8 @@ class StageLoop:
 
         It suggests the learning rate that has the highest ratio to its default value.
         """
-        rates, defaults = ["encoder_lr", "label_lr"], ResolvedStage()
+        rates = ["encoder_lr", "label_lr"]
+        defaults = default_stages(self.config)[self.stage.name]
         if isinstance(self.model.encoder, BagEncoder):
             rates.append("bag_lr")
         if not isinstance(self.model, OneVsAll):

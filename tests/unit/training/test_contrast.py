@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from elias.config import EncoderConfig
-from elias.config.resolve import ResolvedStage
 from elias.model.batched import embed_all
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.vectorizer import Featurizer
 from elias.training.contrast import TEMPERATURE, contrast_loss, train_by_contrast
 from elias.training.stage import Points
+from stages import make_stage
 from tiny_bert import save_tiny_bert
 
 
@@ -48,7 +48,7 @@ def test_texts_come_near_the_texts_of_their_labels(kind, tmp_path):
     words, names = ["red", "cod", "north", "sea"], ["tape", "quota", "in", "the"]
     of_text = np.random.default_rng(0).integers(0, 4, 200)
     texts = [words[label] for label in of_text]
-    stage = ResolvedStage(batch_size=32)
+    stage = make_stage(batch_size=32)
     if kind == "bag":
         featurizer = Featurizer.fit([*texts, *names], char_ngrams=(0, 0), min_count=1)
         config = EncoderConfig(dim=16, hidden_dim=16)

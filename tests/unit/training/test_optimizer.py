@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from elias.config import EncoderConfig, ResolvedStage
+from elias.config import EncoderConfig
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.text.batches import collate
 from elias.text.vectorizer import Featurizer
 from elias.training.optimizer import WARMUP, Optimizer, WeightAverage, schedule
+from stages import make_stage
 
 TEXTS = ["red cod", "blue cod", "red tape"]
 
@@ -70,7 +71,7 @@ def test_a_stage_of_one_step_changes_the_weights():
 
 def test_every_parameter_moves_by_its_own_learning_rate(model):
     rates = {"bag_lr": 1e-1, "encoder_lr": 1e-2, "cluster_lr": 1e-3, "label_lr": 1e-4}
-    stage = ResolvedStage(**rates, edge_lr=1e-5, weight_decay=0.0)
+    stage = make_stage(**rates, edge_lr=1e-5, weight_decay=0.0)
     expected = {
         "encoder.vectors": 1e-1,
         "encoder.widen.weight": 1e-2,
@@ -94,7 +95,7 @@ def test_the_scale_applies_to_every_learning_rate(model):
     before = weights(model)
 
     backward(model)
-    Optimizer(model, ResolvedStage(weight_decay=0.0)).step(0.0)
+    Optimizer(model, make_stage(weight_decay=0.0)).step(0.0)
 
     assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
 
@@ -102,7 +103,7 @@ def test_the_scale_applies_to_every_learning_rate(model):
 def test_gains_biases_edges_and_bag_vectors_do_not_decay(model):
     decaying = {"clusters.weight", "labels.weight", "encoder.widen.weight", "encoder.narrow.weight"}
     before = weights(model)
-    optimizer = Optimizer(model, ResolvedStage(weight_decay=1.0))
+    optimizer = Optimizer(model, make_stage(weight_decay=1.0))
     for name, parameter in model.named_parameters():
         parameter.data += 1
         before[name] += 1
@@ -117,7 +118,7 @@ def test_gains_biases_edges_and_bag_vectors_do_not_decay(model):
 
 
 def test_gradients_are_cleared_after_a_step(model):
-    optimizer = Optimizer(model, ResolvedStage())
+    optimizer = Optimizer(model, make_stage())
 
     backward(model)
     optimizer.step(1.0)
@@ -134,10 +135,10 @@ def test_the_index_is_updated_every_n_steps_with_the_summed_gradient(model):
     sums = {name: p.grad.to_dense().clone() for name, p in twin.named_parameters()}
     for name, p in twin.named_parameters():
         p.grad = all_rows(sums[name]) if p.grad.is_sparse else sums[name]
-    Optimizer(twin, ResolvedStage(**rates)).step(0.5)
+    Optimizer(twin, make_stage(**rates)).step(0.5)
 
     before = weights(model)
-    optimizer = Optimizer(model, ResolvedStage(**rates, index_every=2))
+    optimizer = Optimizer(model, make_stage(**rates, index_every=2))
     backward(model)
     optimizer.step(1.0)
     assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
@@ -150,7 +151,7 @@ def test_the_index_is_updated_every_n_steps_with_the_summed_gradient(model):
 
 def test_the_encoder_is_updated_in_every_step(model):
     before = weights(model)
-    optimizer = Optimizer(model, ResolvedStage(index_every=3))
+    optimizer = Optimizer(model, make_stage(index_every=3))
 
     backward(model)
     optimizer.step(1.0)
@@ -179,7 +180,7 @@ def move_first_label(model, optimizer, scales):
 
 @pytest.mark.parametrize("index_every", [1, 2])
 def test_untouched_labels_get_the_pending_decay_of_every_update(model, index_every):
-    stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    stage = make_stage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     before = weights(model)
     optimizer = Optimizer(model, stage)
 
@@ -199,7 +200,7 @@ def test_untouched_labels_get_the_pending_decay_of_every_update(model, index_eve
 @pytest.mark.parametrize("kept", [True, False], ids=["its state has them", "it is of before"])
 @pytest.mark.parametrize("index_every", [1, 2])
 def test_a_restored_optimizer_uses_the_recorded_scales(model, index_every, kept):
-    stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    stage = make_stage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     twin = copy.deepcopy(model)
     whole = Optimizer(twin, stage)
     move_first_label(twin, whole, SCALES)

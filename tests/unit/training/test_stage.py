@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig
 from elias.distributed import SingleProcess
 from elias.errors import RunError
 from elias.model.elias import EliasModel
@@ -17,10 +17,11 @@ from elias.training.checkpoint import Checkpoint
 from elias.training.label_points import LabelPoints
 from elias.training.optimizer import schedule
 from elias.training.stage import Points, StageLoop, first_non_finite, torch_on_one_thread
+from stages import make_stage
 
 N_LABELS = 6
 TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("red", "blue", "old")]
-STAGE = ResolvedStage(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
+STAGE = make_stage(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
 CONFIG = EliasConfig(
     index=IndexConfig(
         n_clusters=3,
@@ -257,6 +258,19 @@ def test_the_learning_rate_to_lower_is_one_that_the_stage_uses():
 
     with pytest.raises(RunError, match=r"lower stages\.stage1\.cluster_lr \(now 0\.05\)"):
         make_loop(model, stage=stage).run()
+
+
+def test_learning_rates_are_compared_with_the_defaults_of_the_same_task():
+    """0.001 is low for W_L in a first stage, and high after a stage that scores every label."""
+    first = make_stage(name="stage1", score_all=True)
+    rates = {"encoder_lr": 5e-5, "bag_lr": 1e-3, "cluster_lr": 5e-3, "label_lr": 1e-3}
+    second = make_stage(name="stage2", learn_graph=True, **rates)
+    loop = make_loop(make_model(), stage=second)
+    loop.config = replace(CONFIG, stages=(first, second)).resolve(len(TEXTS), N_LABELS)
+    loop.model.labels.weight.data.fill_(float("nan"))
+
+    with pytest.raises(RunError, match=r"lower stages\.stage2\.label_lr"):
+        loop.run()
 
 
 def test_a_point_whose_token_weight_is_not_finite_is_named():

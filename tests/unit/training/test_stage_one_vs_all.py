@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from elias.config import EliasConfig, EncoderConfig, EvalConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, EvalConfig
 from elias.data.corpus import Corpus, Split
 from elias.model.batched import rank_all
 from elias.model.elias import SearchSizes
@@ -20,10 +20,11 @@ from elias.training.optimizer import Optimizer, WeightAverage
 from elias.training.run import Run
 from elias.training.stage import Points
 from elias.training.trainer import Trainer
+from stages import make_stage
 
 N_LABELS, N_POINTS = 12, 60
 ENCODER = {"dim": 16, "hidden_dim": 16, "char_ngrams": (0, 0)}
-STAGE = ResolvedStage(name="one-vs-all", epochs=6, batch_size=16, label_lr=0.02)
+STAGE = make_stage(name="one-vs-all", epochs=6, batch_size=16, label_lr=0.02)
 CONFIG = replace(EliasConfig().override({"index.kind": "all"}), stages=(STAGE,))
 
 
@@ -84,9 +85,7 @@ def step(model, optimizer, scale):
 
 def test_steps_through_the_optimiser_are_torchs_adamw_on_the_dense_loss(model):
     _, points = make_points()
-    stage = ResolvedStage(
-        label_lr=0.05, label_eps=1e-3, weight_decay=0.1, bag_lr=0.0, encoder_lr=0.0
-    )
+    stage = make_stage(label_lr=0.05, label_eps=1e-3, weight_decay=0.1, bag_lr=0.0, encoder_lr=0.0)
     weight, bias = (p.detach().double().requires_grad_() for p in model.labels.parameters())
     torchs = torch.optim.AdamW(
         [{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}],
@@ -113,7 +112,7 @@ def test_steps_through_the_optimiser_are_torchs_adamw_on_the_dense_loss(model):
 def test_every_part_but_the_unused_cluster_moves(model):
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
-    step(model, Optimizer(model, ResolvedStage()), 1.0)
+    step(model, Optimizer(model, make_stage()), 1.0)
 
     still = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
     assert still == {"clusters.weight", "clusters.bias", "graph.edge_logits", "graph.edge_labels"}
@@ -122,7 +121,7 @@ def test_every_part_but_the_unused_cluster_moves(model):
 def test_a_learning_rate_of_zero_changes_no_label(model):
     before = model.labels.weight.detach().clone()
 
-    step(model, Optimizer(model, ResolvedStage()), 0.0)
+    step(model, Optimizer(model, make_stage()), 0.0)
 
     assert torch.equal(model.labels.weight, before)
 
@@ -146,7 +145,7 @@ def test_steps_too_small_for_bfloat16_still_add_up():
     model = OneVsAll(encoder, 400)
     model.labels.weight.data.fill_(1.0)
     model.compact()
-    optimizer = Optimizer(model, ResolvedStage(label_lr=1e-4, weight_decay=0.0))
+    optimizer = Optimizer(model, make_stage(label_lr=1e-4, weight_decay=0.0))
 
     for _ in range(100):  # to nearest, none of these would move a weight of 1
         optimizer.label_update(1.0)(0, torch.ones(400, 16), torch.ones(400))

@@ -6,13 +6,14 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, ResolvedStage
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig
 from elias.data.corpus import Corpus, Split
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError
 from elias.training.run import Run
 from elias.training.train import check_world
 from elias.training.trainer import Trainer
+from stages import make_stage
 
 N_LABELS = 12
 INDEX = IndexConfig(
@@ -26,9 +27,9 @@ INDEX = IndexConfig(
     alpha=2.0,
 )
 CLUSTER, FIXED, LEARNED = (
-    ResolvedStage(name="clusters", epochs=1, batch_size=8),
-    ResolvedStage(name="stage1", epochs=1, batch_size=8, cluster_with_encoder=True),
-    ResolvedStage(name="stage2", epochs=2, batch_size=8, learn_graph=True),
+    make_stage(name="clusters", epochs=1, batch_size=8),
+    make_stage(name="stage1", epochs=1, batch_size=8, cluster_with_encoder=True),
+    make_stage(name="stage2", epochs=2, batch_size=8, learn_graph=True),
 )
 
 
@@ -109,8 +110,8 @@ def test_the_number_of_threads_of_the_kernels_does_not_change_the_model():
 def test_label_classifiers_are_kept_only_with_keep_labels(keep):
     still = {"label_lr": 0.0, "weight_decay": 0.0}
     stages = (
-        ResolvedStage(name="stage1", epochs=1, **still),
-        ResolvedStage(name="stage2", epochs=1, learn_graph=True, keep_labels=keep, **still),
+        make_stage(name="stage1", epochs=1, **still),
+        make_stage(name="stage2", epochs=1, learn_graph=True, keep_labels=keep, **still),
     )
     weights = {}
 
