@@ -11,8 +11,8 @@ from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import RunError
 from elias.text.tokens import Tokens
-from elias.training import dry_run, memory
-from elias.training.dry_run import _words_per_text, build_stage_model, estimate_run
+from elias.training import memory
+from elias.training.dry_run import build_stage_model
 from elias.training.memory import (
     Capacity,
     MemoryEstimate,
@@ -20,7 +20,6 @@ from elias.training.memory import (
     estimate_memory,
     gib,
     host_capacity,
-    resident_bytes,
 )
 from elias.training.optimizer import Optimizer
 
@@ -73,13 +72,13 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1.0)
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
-    found = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
+    measured = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
 
     only = EliasConfig.from_dict(
         {**resolved.to_dict(), "stages": [resolved.to_dict()["stages"][0]]}
     )
     parts = estimate_memory(
-        found,
+        measured,
         resolved if stage == "stage2" else only,
         CPU,
         keeps_checkpoints=False,
@@ -101,8 +100,8 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
 def test_every_size_makes_a_run_larger():
     resolved = config().resolve(10_000, 5_000)
 
-    def total(found, given=resolved, device=CPU):
-        expected = estimate_memory(found, given, device)
+    def total(run_sizes, given=resolved, device=CPU):
+        expected = estimate_memory(run_sizes, given, device)
         return expected.host_total + expected.device_total
 
     base = total(sizes())
@@ -133,8 +132,8 @@ def test_a_transformer_in_bfloat16_and_with_checkpoints_keeps_less():
     def activations(**changes):
         changes = {f"encoder.{key}": value for key, value in changes.items()}
         given = config(**{"encoder.model": "minilm", **changes}).resolve(10_000, 5_000)
-        found = sizes(layers=12, width=768, longest_text=128, table_rows=0)
-        return estimate_memory(found, given, CUDA).on_device["encoder activations"]
+        bert = sizes(layers=12, width=768, longest_text=128, table_rows=0)
+        return estimate_memory(bert, given, CUDA).on_device["encoder activations"]
 
     assert (
         activations(gradient_checkpointing=True) < activations() < activations(precision="float32")
@@ -195,16 +194,16 @@ def test_a_point_with_a_million_labels_is_named():
 
 def test_remedies_depend_on_what_is_large():
     resolved = config(**{"encoder.model": "minilm"}).resolve(10_000, 5_000)
-    found = sizes(layers=12, width=768, longest_text=512, table_rows=0, dim=768)
+    bert = sizes(layers=12, width=768, longest_text=512, table_rows=0, dim=768)
     wide = {"encoder activations": 90, "label weights": 5, "optimizer": 5}
     deep = {"encoder activations": 5, "label weights": 40, "optimizer": 55}
 
-    told = MemoryEstimate(found, resolved, CUDA, {}, wide).remedies()
-    assert "set encoder.gradient_checkpointing=true" in told
-    assert any("batch_size from 32 to 16" in line for line in told)
-    told = MemoryEstimate(found, resolved, CUDA, {}, deep).remedies()
-    assert told[0] == "set encoder.bottleneck=384"
-    assert "set index.label_storage=compact (bfloat16)" in told
+    remedies = MemoryEstimate(bert, resolved, CUDA, {}, wide).remedies()
+    assert "set encoder.gradient_checkpointing=true" in remedies
+    assert any("batch_size from 32 to 16" in line for line in remedies)
+    remedies = MemoryEstimate(bert, resolved, CUDA, {}, deep).remedies()
+    assert remedies[0] == "set encoder.bottleneck=384"
+    assert "set index.label_storage=compact (bfloat16)" in remedies
 
 
 def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
@@ -219,75 +218,16 @@ def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
     assert model.metadata["metrics"]
 
 
-def test_a_dry_run_estimates_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    corpus = synthetic_corpus(n_points=200, n_labels=20)
-
-    found = estimate_run(config().resolve(len(corpus.train), 20), corpus, CPU)
-
-    assert set(found.epoch_seconds) == {"stage1", "stage2"}
-    assert all(seconds > 0 for seconds in found.epoch_seconds.values())
-    assert found.n_steps["stage1"] >= 5
-    assert found.total_seconds >= sum(found.epoch_seconds.values())
-    assert found.memory.host_total > resident_bytes() // 2
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_dry_run_does_not_count_what_is_compiled_in_the_warm_up(monkeypatch):
-    corpus = synthetic_corpus(n_points=200, n_labels=20)
-    loops, clock = [], [0.0]
-
-    class Loop:
-        def __init__(self, *, points, **_):
-            self.n_points = len(points.tokens)
-
-        def run(self):
-            clock[0] += 0 if loops else 500  # compilation
-            clock[0] += self.n_points
-            loops.append(self.n_points)
-
-    monkeypatch.setattr(dry_run, "StageLoop", Loop)
-    monkeypatch.setattr(dry_run.time, "monotonic", lambda: clock[0])
-    resolved = config().resolve(len(corpus.train), 20)
-
-    found = estimate_run(resolved, corpus, CPU)
-
-    sizes = {stage.name: min(stage.batch_size, 200) for stage in resolved.stages}
-    assert found.epoch_seconds == {name: found.n_steps[name] * size for name, size in sizes.items()}
-    assert len(loops) == 4
-
-
-def test_a_dry_run_of_what_does_not_fit_times_nothing(monkeypatch):
-    corpus = synthetic_corpus(n_points=200, n_labels=20)
-    monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(1 << 20, 1 << 20))
-
-    found = estimate_run(config().resolve(len(corpus.train), 20), corpus, CPU)
-
-    assert found.epoch_seconds == {}
-    assert found.remedies
-    assert not found.fits[0].possible
-
-
-def test_a_batch_larger_than_the_corpus_is_the_corpus(monkeypatch):
-    corpus = synthetic_corpus(n_points=200, n_labels=20)
-    names = ("stage1", "stage2")
-    huge = config(**{f"stages.{name}.batch_size": 100_000_000 for name in names})
-    whole = config(**{f"stages.{name}.batch_size": 10_000 for name in names})
-    seen = []
-    monkeypatch.setattr(
-        dry_run,
-        "_words_per_text",
-        lambda sample: seen.append(len(sample)) or _words_per_text(sample),
+def test_a_batch_larger_than_the_corpus_needs_no_more_memory_than_the_corpus():
+    huge, whole = (
+        config(**{f"stages.{name}.batch_size": size for name in ("stage1", "stage2")})
+        for size in (100_000_000, 10_000)
     )
 
-    found = estimate_run(huge.resolve(len(corpus.train), 20), corpus, CPU)
-
-    assert found.n_steps == {"stage1": 1, "stage2": 1}
-    assert set(found.epoch_seconds) == set(names)
-    assert seen[0] <= len(corpus.train)
     capped, largest = (
         estimate_memory(sizes(), given.resolve(10_000, 5_000), CPU) for given in (huge, whole)
     )
+
     assert capped.on_host == largest.on_host
 
 
@@ -299,14 +239,14 @@ def test_the_batch_that_is_advised_fits():
     expected = estimate_memory(sizes(), given, CPU)
     there = [memory.MemoryCheck("memory", expected.host_total, Capacity(2 * room, room))]
 
-    told = expected.remedies(there)
+    remedies = expected.remedies(there)
 
-    assert "lower stages.*.batch_size from 8192 to 64" in told
+    assert "lower stages.*.batch_size from 8192 to 64" in remedies
 
 
 def launched(monkeypatch, size, here):
-    told = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": here}
-    for name, value in (told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
+    torchrun = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": here}
+    for name, value in (torchrun | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, str(value))
 
 
@@ -323,28 +263,14 @@ def test_the_processes_of_a_machine_share_its_memory(monkeypatch, caplog):
     assert not caplog.text  # all that is not free is theirs
 
 
-def test_a_dry_run_under_torchrun_estimates_the_share_of_a_process(monkeypatch):
-    corpus = synthetic_corpus(n_points=200, n_labels=20)
-    given = config().resolve(len(corpus.train), 20)
-    alone = estimate_run(given, corpus, CPU)
-    launched(monkeypatch, size=4, here=2)
-
-    found = estimate_run(given, corpus, CPU)
-
-    assert found.memory.on_host["label weights"] * 4 == alone.memory.on_host["label weights"]
-    assert found.fits[0].n_processes == 2
-    assert found.fits[0].needed > found.memory.host_total
-    assert found.epoch_seconds == {}
-
-
 def test_a_container_has_the_memory_of_its_limit(monkeypatch):
-    found = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
-    monkeypatch.setattr(memory, "_read_kilobytes", lambda _: found)
-    told = {"memory.max": 8 << 30, "memory.current": 3 << 30}
-    monkeypatch.setattr(memory, "_read_number", lambda path: told.get(path.name))
+    meminfo = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
+    monkeypatch.setattr(memory, "_read_kilobytes", lambda _: meminfo)
+    cgroup = {"memory.max": 8 << 30, "memory.current": 3 << 30}
+    monkeypatch.setattr(memory, "_read_number", lambda path: cgroup.get(path.name))
 
     assert host_capacity() == Capacity(8 << 30, 5 << 30)
-    told["memory.max"] = None
+    cgroup["memory.max"] = None
     assert host_capacity() == Capacity(64 << 30, 32 << 30)
 
 
