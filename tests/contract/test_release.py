@@ -47,6 +47,6 @@ def test_a_release_whose_files_disagree_is_refused(released, name, old, new, pro
     path = released / name
     path.write_text(path.read_text(encoding="utf8").replace(old, new), encoding="utf8")
 
-    (found,) = find_problems(released, is_release=True)[1]
+    (line,) = find_problems(released, is_release=True)[1]
 
-    assert problem in found
+    assert problem in line

@@ -519,13 +519,13 @@ def test_a_closed_pipe_ends_predict_silently(run, tmp_path):
 
 def test_info_describes_a_run_for_people_and_programs(run):
     for_people = elias("info", run)
-    facts = json.loads(elias("info", run / "model", "--json").out)
+    info = json.loads(elias("info", run / "model", "--json").out)
 
     assert "clusters C" in for_people.out
     assert "stage2" in for_people.out
-    assert facts["labels"] == 120
-    assert facts["config"]["encoder"]["dim"] == 16
-    assert facts["metrics"]["stage2"]["test"]["P@1"] > 0
+    assert info["labels"] == 120
+    assert info["config"]["encoder"]["dim"] == 16
+    assert info["metrics"]["stage2"]["test"]["P@1"] > 0
 
 
 def test_info_counts_the_validation_points_of_the_corpus(tmp_path):
@@ -542,8 +542,8 @@ def test_info_counts_the_validation_points_of_the_corpus(tmp_path):
 
 def test_info_verifies_every_file_of_a_model(run, tmp_path):
     assert "all SHA-256 checksums are correct" in elias("info", run, "--verify").out
-    facts = json.loads(elias("info", run, "--verify", "--json").out)
-    assert facts["files"] > 2
+    info = json.loads(elias("info", run, "--verify", "--json").out)
+    assert info["files"] > 2
 
     copy = shutil.copytree(run / "model", tmp_path / "model")
     content = bytearray((copy / "vocabulary.txt").read_bytes())
@@ -557,11 +557,11 @@ def test_info_verifies_every_file_of_a_model(run, tmp_path):
 
 def test_data_info_counts_a_corpus_for_people_and_programs(corpus_folder):
     for_people = elias("data", "info", corpus_folder)
-    facts = json.loads(elias("data", "info", corpus_folder, "--json").out)
+    info = json.loads(elias("data", "info", corpus_folder, "--json").out)
 
     assert "labels per point" in for_people.out
-    assert facts["labels"] == 120
-    assert facts["splits"]["train"]["points"] == 400
+    assert info["labels"] == 120
+    assert info["splits"]["train"]["points"] == 400
 
 
 def test_data_convert_prints_where_it_wrote(corpus_folder, tmp_path):

@@ -31,8 +31,8 @@ def test_an_added_label_is_predicted(larger, tmp_path):
 
     result = elias("predict", larger, tmp_path / "texts.txt", "-k", "9", "--json")
 
-    found = {label["id"]: label for label in json.loads(result.out)["labels"]}
-    assert (found[120]["label"], found[120]["uri"]) == ("red herring", "u:1")
+    predictions = {label["id"]: label for label in json.loads(result.out)["labels"]}
+    assert (predictions[120]["label"], predictions[120]["uri"]) == ("red herring", "u:1")
 
 
 def test_labels_are_added_in_the_language_and_encoding_that_are_chosen(run, tmp_path):

@@ -176,18 +176,18 @@ def runtime(tmp_path_factory):
 
 def closure(names):
     """Return distributions with all that they need here, without their extras."""
-    found, queue = set(), list(names)
+    reached, queue = set(), list(names)
     while queue:
         name = queue.pop()
-        if name in found:
+        if name in reached:
             continue
         try:
             needs = distribution(name).requires or []
         except PackageNotFoundError:  # for another system
             continue
-        found.add(name)
+        reached.add(name)
         queue += [re.match(r"[\w.-]+", need)[0] for need in needs if "extra ==" not in need]
-    return found
+    return reached
 
 
 def test_the_runtime_needs_neither_torch_nor_scipy_nor_numba(runtime, exported, tmp_path):

@@ -434,10 +434,10 @@ def test_labels_that_are_not_unicode_are_served(run, tmp_path):
     )
 
     with live(tmp_path / "m") as served, served.client() as client:
-        found = client.get("/labels/0")
+        label = client.get("/labels/0")
         ranked = client.post("/predict", json={"inputs": ["a text"], "top_k": 100})
 
-    assert found.json()["label"] == "a\ufffd"
+    assert label.json()["label"] == "a\ufffd"
     assert ranked.status_code == 200
     assert "a\ufffd" in {label["label"] for label in ranked.json()[0]}
 

@@ -132,13 +132,13 @@ EDGES = st.sets(st.tuples(st.integers(0, N_LABELS - 1), st.integers(0, N_LABELS 
 
 def slow_hierarchy(points, edges, k):
     def extended(labels):
-        found, waiting = set(labels), list(labels)
+        reached, waiting = set(labels), list(labels)
         while waiting:
             label = waiting.pop()
-            for wider in (j for i, j in edges if i == label and j not in found):
-                found.add(wider)
+            for wider in (j for i, j in edges if i == label and j not in reached):
+                reached.add(wider)
                 waiting.append(wider)
-        return found
+        return reached
 
     shared = n_predicted = n_true = wrong = near = 0
     for ranked, true in points:

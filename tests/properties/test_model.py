@@ -263,10 +263,10 @@ def test_blocked_labels_are_replaced_by_others(case, shortlist_size):
         strict=True,
     ):
         reached = reference.path_scores(scores, edges, range(len(edges)))
-        kept = reference.shortlist(reached, shortlist_size)
+        shortlist = reference.shortlist(reached, shortlist_size)
         expected = {
             label: reference.probability(weights, point, label, reached[label]).item()
-            for label in kept
+            for label in shortlist
         }
         assert dict(row) == pytest.approx(expected, rel=1e-4, abs=1e-7)
 

@@ -78,10 +78,10 @@ def test_a_process_without_points_has_no_embedding_and_no_gradient(kind, request
     encoder = request.getfixturevalue(kind)
     encoder.zero_grad()
 
-    found = embedded(encoder, [])
-    found.sum().backward()
+    embedding = embedded(encoder, [])
+    embedding.sum().backward()
 
-    assert found.shape == (0, encoder.dim)
+    assert embedding.shape == (0, encoder.dim)
     for parameter in encoder.parameters():
         if parameter.grad is not None:
             assert not parameter.grad.to_dense().any()

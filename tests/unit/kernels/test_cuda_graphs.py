@@ -8,8 +8,8 @@ from elias.kernels.cuda_graphs import CapturedFunction
 
 def record(work):
     """Stand in for a CUDA graph: do the work again, and leave the result in the same memory."""
-    found = work()
-    return lambda: found.copy_(work()), found
+    output = work()
+    return lambda: output.copy_(work()), output
 
 
 def doubled(values, *, negated):
@@ -22,8 +22,8 @@ def test_a_recurring_shape_and_option_is_captured():
     calls = [([1.0], False), ([5.0], True), ([1.0, 2.0], False)]
 
     for values, negated in [*calls, *calls[:2], *calls[:2]]:
-        found = recorded(torch.tensor(values), negated=negated)
-        assert found.tolist() == doubled(torch.tensor(values), negated=negated).tolist()
+        output = recorded(torch.tensor(values), negated=negated)
+        assert output.tolist() == doubled(torch.tensor(values), negated=negated).tolist()
 
     assert len(recordings) == 2
 
@@ -60,8 +60,8 @@ def test_shapes_beyond_the_limit_run_eagerly(caplog):
     )
 
     for width in [1, 1, 2, 2, 3, 3, 3, 1]:
-        found = recorded(torch.full((width,), 3.0), negated=False)
-        assert found.tolist() == [6.0] * width
+        output = recorded(torch.full((width,), 3.0), negated=False)
+        assert output.tolist() == [6.0] * width
 
     assert len(recordings) == 2
     assert caplog.text.count("reached the limit of 2 CUDA graphs") == 1
@@ -70,14 +70,14 @@ def test_shapes_beyond_the_limit_run_eagerly(caplog):
 def test_captured_graphs_can_be_released():
     recorded = CapturedFunction(doubled, record)
     for _ in range(2):
-        found = recorded(torch.ones(1), negated=False)
-    kept = weakref.ref(found)
+        output = recorded(torch.ones(1), negated=False)
+    output_of_graph = weakref.ref(output)
 
     assert recorded.has_graphs
     recorded.release()
-    del found
+    del output
 
-    assert kept() is None
+    assert output_of_graph() is None
     assert recorded.disabled
     assert not recorded.has_graphs
     assert recorded(torch.ones(1), negated=False).tolist() == [2.0]

@@ -9,9 +9,9 @@ from elias.kernels.threads import thread_map_progress
 def test_results_come_in_the_order_of_the_items():
     items = [[i] for i in range(50)]
 
-    found = thread_map_progress(lambda item, _: item[0] ** 2, items, dict, "squaring", 50)
+    squares = thread_map_progress(lambda item, _: item[0] ** 2, items, dict, "squaring", 50)
 
-    assert list(found) == [i * i for i in range(50)]
+    assert list(squares) == [i * i for i in range(50)]
 
 
 def test_nothing_to_do_gives_nothing():

@@ -45,10 +45,10 @@ def tokens(model, texts):
 def test_predictions_do_not_depend_on_the_batch_size(model, tokens, batch_size):
     whole = rank_all(model, tokens, SIZES, 5, batch_size=10)
 
-    found = rank_all(model, tokens, SIZES, 5, batch_size=batch_size)
+    candidates = rank_all(model, tokens, SIZES, 5, batch_size=batch_size)
 
-    assert np.array_equal(found.ids, whole.ids)
-    np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
+    assert np.array_equal(candidates.ids, whole.ids)
+    np.testing.assert_allclose(candidates.scores, whole.scores, rtol=1e-5)
 
 
 def test_a_text_is_ranked_alike_alone_and_beside_a_long_one(model, texts):
@@ -62,23 +62,23 @@ def test_a_text_is_ranked_alike_alone_and_beside_a_long_one(model, texts):
 
 
 def test_rows_are_in_the_order_of_the_texts_with_descending_scores(model, tokens, texts):
-    found = rank_all(model, tokens, SIZES, 5)
+    candidates = rank_all(model, tokens, SIZES, 5)
 
     model.eval()
     for row in range(len(texts)):
         with torch.no_grad():
             embedding = model.encoder(collate(tokens, np.array([row])))
         labels, _ = model.rank(embedding, SIZES, 5)
-        assert found.ids[row].tolist() == labels[0].tolist()
-    assert (np.diff(found.scores, axis=1) <= 0).all()
+        assert candidates.ids[row].tolist() == labels[0].tolist()
+    assert (np.diff(candidates.scores, axis=1) <= 0).all()
 
 
 def test_a_search_returns_the_embeddings_if_asked(model, tokens):
     assert rank_all(model, tokens, SIZES, 5).embedding is None
 
-    found = rank_all(model, tokens, SIZES, 5, batch_size=4, embed=True)
+    candidates = rank_all(model, tokens, SIZES, 5, batch_size=4, embed=True)
 
-    assert np.array_equal(found.embedding, embed_all(model.encoder, tokens, batch_size=4))
+    assert np.array_equal(candidates.embedding, embed_all(model.encoder, tokens, batch_size=4))
 
 
 def test_at_most_shortlist_size_labels_are_returned(model, tokens):
@@ -86,19 +86,19 @@ def test_at_most_shortlist_size_labels_are_returned(model, tokens):
 
 
 def test_no_texts_give_no_rows(model):
-    found = rank_all(model, model.encoder.tokenize([]), SIZES, 5)
+    candidates = rank_all(model, model.encoder.tokenize([]), SIZES, 5)
 
-    assert found.ids.shape == (0, 5)
+    assert candidates.ids.shape == (0, 5)
 
 
 def test_blocked_labels_are_not_predicted(model, tokens):
     blocked = torch.zeros(N_LABELS, dtype=torch.bool)
     blocked[rank_all(model, tokens, SIZES, 2).ids.ravel()] = True
 
-    found = rank_all(model, tokens, SIZES, 5, blocked=blocked)
+    candidates = rank_all(model, tokens, SIZES, 5, blocked=blocked)
 
-    assert not blocked[found.ids[found.ids < N_LABELS]].any()
-    assert (found.ids[:, 0] < N_LABELS).all()
+    assert not blocked[candidates.ids[candidates.ids < N_LABELS]].any()
+    assert (candidates.ids[:, 0] < N_LABELS).all()
 
 
 def test_embeddings_do_not_depend_on_the_batch_size(model, tokens):

@@ -34,15 +34,15 @@ class Graphs(SearchGraphs):
         )
 
     def record(self, work):
-        found = tuple(part.clone() for part in work())
+        outputs = tuple(part.clone() for part in work())
         self.recorded += 1
 
         def replay():
             self.repeated += 1
-            for own, again in zip(found, work(), strict=True):
+            for own, again in zip(outputs, work(), strict=True):
                 own.copy_(again)
 
-        return replay, found
+        return replay, outputs
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def plain(model, *sizes, **options):
     return rank(copy.deepcopy(model), *sizes, **options)
 
 
-def assert_alike(found, expected):
-    assert np.array_equal(found.ids, expected.ids)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+def assert_alike(candidates, expected):
+    assert np.array_equal(candidates.ids, expected.ids)
+    np.testing.assert_allclose(candidates.scores, expected.scores, rtol=1e-4)
 
 
 def record_one(model, graphs):
@@ -123,16 +123,16 @@ def test_captured_searches_rank_like_eager_ones(model, graphs, batch_size):
     calls = [(0, 1, 9, 3, 2, 30, 1, 5), (7, 4, 0), (1,), (3, 3), (2, 30, 9, 1, 4, 8, 9)]
 
     for sizes in calls * 3:
-        found = rank(model, *sizes, batch_size=batch_size, graphs=graphs)
-        assert_alike(found, plain(model, *sizes, batch_size=batch_size))
+        candidates = rank(model, *sizes, batch_size=batch_size, graphs=graphs)
+        assert_alike(candidates, plain(model, *sizes, batch_size=batch_size))
 
     assert graphs.repeated > len(calls)
 
 
 def test_another_number_of_labels_uses_the_same_graphs(model, graphs):
     for top_k in (5, 5, 1, 3, 12, 100):
-        found = rank(model, 3, top_k=top_k, graphs=graphs)
-        assert_alike(found, plain(model, 3, top_k=top_k))
+        candidates = rank(model, 3, top_k=top_k, graphs=graphs)
+        assert_alike(candidates, plain(model, 3, top_k=top_k))
 
     assert graphs.recorded == 1
 
@@ -141,8 +141,8 @@ def test_graphs_for_more_labels_also_serve_calls_with_fewer(model):
     graphs = Graphs(min_width=2)
 
     for top_k in (2, 2, 6, 6, 2, 6):
-        found = rank(model, 3, top_k=top_k, graphs=graphs)
-        assert_alike(found, plain(model, 3, top_k=top_k))
+        candidates = rank(model, 3, top_k=top_k, graphs=graphs)
+        assert_alike(candidates, plain(model, 3, top_k=top_k))
 
     assert graphs.recorded == 2
 
@@ -150,8 +150,8 @@ def test_graphs_for_more_labels_also_serve_calls_with_fewer(model):
 def test_other_search_sizes_are_captured_again(model, graphs):
     tokens = model.encoder.tokenize(texts_of(3))
     for sizes in (SIZES, SIZES, SearchSizes(2, 12), SearchSizes(2, 12)):
-        found = rank_all(model, tokens, sizes, 5, graphs=graphs)
-        assert_alike(found, rank_all(model, tokens, sizes, 5))
+        candidates = rank_all(model, tokens, sizes, 5, graphs=graphs)
+        assert_alike(candidates, rank_all(model, tokens, sizes, 5))
 
     assert graphs.recorded == 2
 
@@ -213,11 +213,11 @@ def test_graphs_of_a_model_in_training_last_for_one_call(model):
 
     rank(model, *[3] * 7, batch_size=2, graphs=graphs)
     before = graphs.recorded
-    found = rank(model, *[3] * 8, batch_size=2, graphs=graphs)
+    candidates = rank(model, *[3] * 8, batch_size=2, graphs=graphs)
 
     assert before == 0
     assert (graphs.recorded, graphs.repeated) == (1, 3)
-    assert_alike(found, expected)
+    assert_alike(candidates, expected)
     assert model not in graphs.by_model
 
 
@@ -228,8 +228,8 @@ def test_blocked_labels_do_not_use_cached_graphs(model, graphs):
 
     for _ in range(3):
         blocked = torch.arange(N_LABELS) == best
-        found = rank(model, 3, blocked=blocked, graphs=graphs)
-        assert best not in found.ids
+        candidates = rank(model, 3, blocked=blocked, graphs=graphs)
+        assert best not in candidates.ids
 
     assert graphs.repeated == before
     assert rank(model, 3, graphs=graphs).ids[0, 0] == best
@@ -259,28 +259,28 @@ def test_copies_and_saved_weights_contain_no_graphs(model, graphs):
 def test_graphs_are_freed_with_their_model(tiny_bert, graphs):
     model = make_model(tiny_bert)
     record_one(model, graphs)
-    kept = weakref.ref(graphs.by_model[model])
+    graphs_of_model = weakref.ref(graphs.by_model[model])
 
     del model
     gc.collect()
 
-    assert kept() is None
+    assert graphs_of_model() is None
     assert graphs.recorded == 1
 
 
 def test_two_threads_never_share_a_graph(model, graphs):
     record_one(model, graphs)
     expected = plain(model, 3)
-    found = []
+    candidates = []
 
     with graphs.captured(model, SIZES, 5, None, 1) as captured:
-        other = threading.Thread(target=lambda: found.append(rank(model, 3, graphs=graphs)))
+        other = threading.Thread(target=lambda: candidates.append(rank(model, 3, graphs=graphs)))
         other.start()
         other.join()
 
     assert captured is not None
     assert graphs.repeated == 1
-    assert_alike(found[0], expected)
+    assert_alike(candidates[0], expected)
 
 
 def test_graphs_are_released_for_good_if_memory_runs_out(model, graphs):

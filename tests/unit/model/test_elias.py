@@ -160,10 +160,10 @@ def test_the_best_labels_are_those_of_a_full_sort():
     log_p = -torch.randint(0, 4, (8, 30), generator=generator).float()  # with ties
     log_p[log_p == -3] = -torch.inf
 
-    found, p = best_labels(labels, log_p, 10, n_labels=40)
+    ids, p = best_labels(labels, log_p, 10, n_labels=40)
 
     for row in range(8):
         order = sorted(range(30), key=lambda i, row=row: (-log_p[row, i], labels[row, i]))[:10]
         expected = labels[row, order].masked_fill(log_p[row, order] == -torch.inf, 40)
-        assert torch.equal(found[row], expected)
+        assert torch.equal(ids[row], expected)
         assert torch.equal(p[row], log_p[row, order].exp())

@@ -61,8 +61,10 @@ def test_loss_and_gradients_are_those_of_searching_the_whole_graph(model, mean):
     losses.total.backward()
 
     torch.testing.assert_close(losses, searched)
-    found = {name: p.grad.to_dense() for name, p in model.named_parameters() if name in expected}
-    torch.testing.assert_close(found, expected)
+    gradients = {
+        name: p.grad.to_dense() for name, p in model.named_parameters() if name in expected
+    }
+    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("blocked", [[], [0, 5], list(range(N_LABELS))])

@@ -453,9 +453,9 @@ def test_the_encoder_continues_if_compiling_fails(tiny_bert, monkeypatch, caplog
     names = list(encoder.state_dict())
 
     encoder.prepare(torch.device("cuda"))
-    found = embed(encoder, ["one two"])
+    embedding = embed(encoder, ["one two"])
 
-    assert torch.equal(found, embed(plain, ["one two"]))
+    assert torch.equal(embedding, embed(plain, ["one two"]))
     assert "no compiler" in caplog.text
     assert list(encoder.state_dict()) == names
     caplog.clear()
@@ -479,9 +479,9 @@ def test_an_encoder_is_compiled_once_and_its_copy_anew(tiny_bert, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     encoder = make_encoder(tiny_bert, compile="on")
 
-    found = [encoder.prepare(torch.device(name)) for name in ("cpu", "cuda", "cuda")]
+    compiles = [encoder.prepare(torch.device(name)) for name in ("cpu", "cuda", "cuda")]
 
-    assert found == [False, True, False]
+    assert compiles == [False, True, False]
     assert copy.deepcopy(encoder).prepare(torch.device("cuda"))
     assert not make_encoder(tiny_bert, compile="off").prepare(torch.device("cuda"))
 

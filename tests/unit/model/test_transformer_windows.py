@@ -99,9 +99,9 @@ def test_bottleneck_and_dropout_follow_the_mean(folder):
         dropped = embed(encoder.train(), [text] * 50)
 
     assert torch.allclose(embedding[0], embed_slowly(encoder.eval(), text.split()), atol=1e-5)
-    kept = dropped != 0
-    assert 0.3 < kept.float().mean() < 0.7
-    assert torch.allclose(dropped[kept], (2 * embedding).expand(50, -1)[kept], atol=1e-5)
+    survives = dropped != 0
+    assert 0.3 < survives.float().mean() < 0.7
+    assert torch.allclose(dropped[survives], (2 * embedding).expand(50, -1)[survives], atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pooling": "cls"}, {"bottleneck": 6}])

@@ -89,10 +89,10 @@ def test_the_labels_of_the_most_similar_names_are_proposed(seed, n_points, width
     likeness[:, ~allowed] = 0
     for row, labels in enumerate(candidates):
         likeness[row, labels[labels < n_labels]] = 0
-        found = proposed[row][proposed[row] < n_labels]
-        assert len(set(found)) == len(found) == min(count, (likeness[row] > 0).sum())
-        best = -np.sort(-likeness[row])[: len(found)]
-        np.testing.assert_allclose(likeness[row, found], best, rtol=1e-5)  # names may be equal
+        ids = proposed[row][proposed[row] < n_labels]
+        assert len(set(ids)) == len(ids) == min(count, (likeness[row] > 0).sum())
+        best = -np.sort(-likeness[row])[: len(ids)]
+        np.testing.assert_allclose(likeness[row, ids], best, rtol=1e-5)  # names may be equal
 
 
 def overlap(named, points):

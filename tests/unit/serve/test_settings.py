@@ -20,18 +20,18 @@ def test_keys_are_lines_that_are_not_comments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("", "contains no API key"),
         ("short", ":1: a key must have at least"),
         ("# a\nwith a space in it", ":2:"),
     ],
 )
-def test_a_file_without_a_valid_key_is_refused_without_showing_the_key(content, told, tmp_path):
+def test_a_file_without_a_valid_key_is_refused_without_showing_the_key(content, problem, tmp_path):
     file = tmp_path / "keys"
     file.write_text(content)
 
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=problem) as refused:
         read_keys(file)
 
     assert "space in it" not in str(refused.value)

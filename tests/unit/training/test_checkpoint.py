@@ -20,12 +20,12 @@ def some(number):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def checkpoints(tmp_path):
     """Three checkpoints written, two of them kept."""
-    found = Checkpoints(tmp_path / "checkpoints", CheckpointConfig())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig())
     for number in (1, 2, 3):
-        assert found.save(some(number), wait=True)
-    return found
+        assert checkpoints.save(some(number), wait=True)
+    return checkpoints
 
 
 def newest(checkpoints):
@@ -43,20 +43,20 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_the_newest_checkpoint_is_restored_exactly(kept):
-    facts, tensors = newest(kept)
+def test_the_newest_checkpoint_is_restored_exactly(checkpoints):
+    metadata, tensors = newest(checkpoints)
 
-    assert facts == {"number": 3}
+    assert metadata == {"number": 3}
     assert tensors["model.weight"].tolist() == [3, 4, 5, 6]
     assert int(tensors["step"]) == 3
 
 
-def test_only_the_last_checkpoints_are_kept(kept):
-    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+def test_only_the_last_checkpoints_are_kept(checkpoints):
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_the_manifest_has_the_checksum_of_every_other_file(kept):
-    place = kept.folder / "00000003"
+def test_the_manifest_has_the_checksum_of_every_other_file(checkpoints):
+    place = checkpoints.folder / "00000003"
 
     files = json.loads((place / "manifest.json").read_text())["files"]
 
@@ -66,76 +66,80 @@ def test_the_manifest_has_the_checksum_of_every_other_file(kept):
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [flip, cut, lambda path: path.unlink()])
-def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(kept, caplog, name, harm):
-    harm(kept.folder / "00000003" / name)
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
+    checkpoints, caplog, name, harm
+):
+    harm(checkpoints.folder / "00000003" / name)
 
-    found = newest(kept)
+    checkpoint = newest(checkpoints)
 
-    assert found.metadata == {"number": 2}
+    assert checkpoint.metadata == {"number": 2}
     assert "00000003" in caplog.text
     assert "using the previous one" in caplog.text
 
 
-def test_without_an_intact_checkpoint_there_is_none(kept):
-    for place in kept.folder.iterdir():
+def test_without_an_intact_checkpoint_there_is_none(checkpoints):
+    for place in checkpoints.folder.iterdir():
         cut(place / "state.json")
 
-    assert newest(kept) is None
+    assert newest(checkpoints) is None
 
 
-def test_a_killed_writer_leaves_no_valid_checkpoint(kept):
-    (kept.folder / ".00000004.abcd.partial").mkdir()
+def test_a_killed_writer_leaves_no_valid_checkpoint(checkpoints):
+    (checkpoints.folder / ".00000004.abcd.partial").mkdir()
 
-    assert newest(kept).metadata == {"number": 3}
-    kept.remove_partial()
-    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+    assert newest(checkpoints).metadata == {"number": 3}
+    checkpoints.remove_partial()
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_a_full_disk_gives_a_warning_and_keeps_earlier_checkpoints(kept, monkeypatch, caplog):
+def test_a_full_disk_gives_a_warning_and_keeps_earlier_checkpoints(
+    checkpoints, monkeypatch, caplog
+):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "save_file", full)
 
-    assert not kept.save(some(4), wait=True)
-    assert newest(kept).metadata == {"number": 3}
+    assert not checkpoints.save(some(4), wait=True)
+    assert newest(checkpoints).metadata == {"number": 3}
     assert "No space left on device" in caplog.text
     assert "training continues" in caplog.text
-    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_a_file_too_large_for_the_disk_gives_a_warning(kept, caplog):
+def test_a_file_too_large_for_the_disk_gives_a_warning(checkpoints, caplog):
     large = Checkpoint({}, {"model.weight": torch.zeros(10_000)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
     try:
-        written = kept.save(large, wait=True)
+        written = checkpoints.save(large, wait=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert not written
     assert "training continues" in caplog.text
-    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_weights_that_are_not_finite_are_never_saved(kept, caplog):
+def test_weights_that_are_not_finite_are_never_saved(checkpoints, caplog):
     broken = some(4)
     broken.tensors["model.weight"][2] = float("nan")
 
-    assert not kept.save(broken, wait=True)
-    assert newest(kept).metadata == {"number": 3}
+    assert not checkpoints.save(broken, wait=True)
+    assert newest(checkpoints).metadata == {"number": 3}
     assert "not finite" in caplog.text
 
 
-def test_a_bug_while_writing_is_raised(kept, monkeypatch):
+def test_a_bug_while_writing_is_raised(checkpoints, monkeypatch):
     def wrong(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, "save_file", wrong)
 
     with pytest.raises(ZeroDivisionError):
-        kept.save(some(4), wait=True)
+        checkpoints.save(some(4), wait=True)
 
 
 def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
@@ -146,14 +150,14 @@ def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
         real(*args, **options)
 
     monkeypatch.setattr(module, "save_file", slow)
-    found = Checkpoints(tmp_path, CheckpointConfig(minutes=1e-9))
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(minutes=1e-9))
 
-    assert found.due()
-    found.save(some(1))
-    assert not found.due()
+    assert checkpoints.due()
+    checkpoints.save(some(1))
+    assert not checkpoints.due()
     held.set()
-    found.written()
-    assert found.due()
+    checkpoints.written()
+    assert checkpoints.due()
 
 
 @pytest.mark.parametrize(
@@ -165,23 +169,23 @@ def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
     ],
 )
 def test_one_is_due_after_some_minutes(tmp_path, config, expected):
-    found = Checkpoints(tmp_path, config)
+    checkpoints = Checkpoints(tmp_path, config)
 
-    assert [found.due() for _ in range(3)] == expected
+    assert [checkpoints.due() for _ in range(3)] == expected
 
 
-def test_a_checkpoint_of_another_format_is_not_read(kept):
-    manifest = kept.folder / "00000003" / "manifest.json"
+def test_a_checkpoint_of_another_format_is_not_read(checkpoints):
+    manifest = checkpoints.folder / "00000003" / "manifest.json"
     manifest.write_text(json.dumps({"format_version": 99, "files": {}}))
 
     assert (
-        find_damage(kept.folder / "00000003", FORMAT_VERSION)
+        find_damage(checkpoints.folder / "00000003", FORMAT_VERSION)
         == f"has format 99, not {FORMAT_VERSION}"
     )
 
 
-def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(kept, caplog):
+def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(checkpoints, caplog):
     with caplog.at_level(logging.INFO):
-        kept.save(some(4), wait=True)
+        checkpoints.save(some(4), wait=True)
 
     assert caplog.text == ""

@@ -44,8 +44,8 @@ class Process(SingleProcess):
 
 def tables(n_labels):
     values = torch.arange(n_labels * 3.0).view(n_labels, 3)
-    found = (values, *(values[:, i].clone() for i in range(3)))
-    return dict(zip(ROWS, found, strict=True))
+    columns = (values, *(values[:, i].clone() for i in range(3)))
+    return dict(zip(ROWS, columns, strict=True))
 
 
 def of_step(step):
@@ -54,13 +54,15 @@ def of_step(step):
 
 def save_all(folder, size, tensors):
     """Have ``size`` processes write a checkpoint; return its place."""
-    kept = [Checkpoints(folder, CheckpointConfig(), Process(rank, size)) for rank in range(size)]
+    processes = [
+        Checkpoints(folder, CheckpointConfig(), Process(rank, size)) for rank in range(size)
+    ]
     for rank in reversed(range(size)):
         own = {name: t[rank::size].clone() for name, t in tensors.items()}
         shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
-        assert kept[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
-    assert all(each.written() for each in kept)
-    return kept[0].newest(lambda metadata: metadata["step"] == 3)
+        assert processes[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
+    assert all(each.written() for each in processes)
+    return processes[0].newest(lambda metadata: metadata["step"] == 3)
 
 
 @settings(max_examples=15)
@@ -72,11 +74,11 @@ def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, read
         assert find_damage(place, FORMAT_VERSION) == ""
 
         for rank in range(readers):
-            found = read_tensors(place, Process(rank, readers))
+            tensors = read_tensors(place, Process(rank, readers))
 
-            assert found.pop("model.encoder.x") == 4
-            assert found.keys() == wanted.keys()
-            for name, tensor in found.items():
+            assert tensors.pop("model.encoder.x") == 4
+            assert tensors.keys() == wanted.keys()
+            for name, tensor in tensors.items():
                 assert torch.equal(tensor, wanted[name][rank::readers]), name
 
 

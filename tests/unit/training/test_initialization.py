@@ -18,39 +18,39 @@ EMBEDDING = np.array([[5, 1], [7, 1], [6, 3], [6, 5]], dtype=np.float32)  # mean
 
 
 def test_a_label_direction_is_its_mean_minus_the_mean_of_all_points():
-    found = find_centroids(LABELS, EMBEDDING)
+    centroids = find_centroids(LABELS, EMBEDDING)
 
-    np.testing.assert_allclose(found.center, [6, 2.5])
-    np.testing.assert_allclose(found.directions[0], [0, -1], atol=1e-6)
-    np.testing.assert_allclose(found.directions[1], [0, 1], atol=1e-6)
+    np.testing.assert_allclose(centroids.center, [6, 2.5])
+    np.testing.assert_allclose(centroids.directions[0], [0, -1], atol=1e-6)
+    np.testing.assert_allclose(centroids.directions[1], [0, 1], atol=1e-6)
 
 
 def test_a_label_without_points_has_a_zero_direction():
-    found = find_centroids(LABELS, EMBEDDING)
+    centroids = find_centroids(LABELS, EMBEDDING)
 
-    assert found.directions[2].tolist() == [0, 0]
+    assert centroids.directions[2].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("direction", "cosine"), [((0, 1), 1), ((0, -1), -1), ((1, 0), 0)])
 def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
-    found = find_centroids(LABELS, EMBEDDING)
+    centroids = find_centroids(LABELS, EMBEDDING)
     rows = LinearRows(3, 2)
 
-    init_from_centroids(rows, found.directions, found, bias=-4.0)
+    init_from_centroids(rows, centroids.directions, centroids, bias=-4.0)
 
-    typical = found.center + found.spread * np.array(direction, dtype=np.float32)
+    typical = centroids.center + centroids.spread * np.array(direction, dtype=np.float32)
     logit = rows.weight[1] @ torch.from_numpy(typical) + rows.bias[1]
     assert logit.item() == pytest.approx(SCALE * cosine - 4, abs=1e-4)
 
 
 def test_a_cluster_direction_is_the_unit_mean_of_its_labels():
-    found = find_centroids(LABELS, EMBEDDING)
+    centroids = find_centroids(LABELS, EMBEDDING)
 
-    directions = cluster_directions(found.directions, np.array([1, 1, 0]), n_clusters=3)
+    directions = cluster_directions(centroids.directions, np.array([1, 1, 0]), n_clusters=3)
 
     np.testing.assert_allclose(directions[1], [0, 0], atol=1e-6)  # its two labels are opposite
     np.testing.assert_allclose(
-        cluster_directions(found.directions, np.array([0, 1, 1]), n_clusters=2),
+        cluster_directions(centroids.directions, np.array([0, 1, 1]), n_clusters=2),
         [[0, -1], [0, 1]],
         atol=1e-6,
     )

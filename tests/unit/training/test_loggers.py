@@ -133,8 +133,8 @@ def test_a_logger_that_cannot_start_is_disabled_and_the_run_continues(
     with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=False) as run:
         run.record("epoch", **EPOCH)
 
-    told = [line.getMessage() for line in caplog.records if "is disabled" in line.getMessage()]
-    assert told == ["Wandb is disabled: no api key run wandb login"]
+    messages = [line.getMessage() for line in caplog.records if "is disabled" in line.getMessage()]
+    assert messages == ["Wandb is disabled: no api key run wandb login"]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 

@@ -133,7 +133,10 @@ def test_lists_of_texts_and_labels_are_read():
         ),
         ({"texts": ["a", 1], "labels": ["x", "y"]}, r"texts\[1\] is int, not a string"),
         ({"source": 3}, "cannot read a corpus from int; give a path, a DataFrame"),
-        ({"source": ROWS, "labels": [["x"]]}, "with a file or table, labels= must name columns; to"),
+        (
+            {"source": ROWS, "labels": [["x"]]},
+            "with a file or table, labels= must name columns; to",
+        ),
         ({"source": pyarrow.array(["a"])}, "cannot read a corpus from StringArray"),
         ({"source": pyarrow.chunked_array([["a"]])}, "cannot read a corpus from ChunkedArray"),
         ({"source": ROWS, "labels": "genre"}, "^list: no column 'genre' among .*; did you mean"),

@@ -19,7 +19,7 @@ def expand_on_torch(*tensors, n_labels, shortlist_size):
 def expand(request):
     def run(beam, beam_log, shortlist_size, wanted=()):
         wanted = torch.tensor([wanted], dtype=torch.int64)
-        found = request.param(
+        expansion = request.param(
             torch.tensor([beam]),
             torch.tensor([beam_log]),
             EDGES,
@@ -28,40 +28,42 @@ def expand(request):
             n_labels=4,
             shortlist_size=shortlist_size,
         )
-        pairs = zip(found.labels[0].tolist(), found.paths[0].tolist(), strict=True)
-        return {label: path for label, path in pairs if label < 4}, found.wanted_paths[0].tolist()
+        pairs = zip(expansion.labels[0].tolist(), expansion.paths[0].tolist(), strict=True)
+        return {label: path for label, path in pairs if label < 4}, expansion.wanted_paths[
+            0
+        ].tolist()
 
     return run
 
 
 def test_a_label_keeps_its_best_path(expand):
-    kept, _ = expand([0, 1], [0.0, -0.5], shortlist_size=4)
+    paths, _ = expand([0, 1], [0.0, -0.5], shortlist_size=4)
 
-    assert kept == {0: 0, 1: 3, 2: 4, 3: 5}  # label 1: -1.5 under cluster 1 beats -2
+    assert paths == {0: 0, 1: 3, 2: 4, 3: 5}  # label 1: -1.5 under cluster 1 beats -2
 
 
 def test_of_equal_paths_the_first_in_the_beam_is_kept(expand):
-    kept, _ = expand([0, 1], [0.0, -1.0], shortlist_size=4)
+    paths, _ = expand([0, 1], [0.0, -1.0], shortlist_size=4)
 
-    assert kept[1] == 1
+    assert paths[1] == 1
 
 
 def test_of_equally_good_labels_the_lower_id_is_kept(expand):
-    kept, _ = expand([1], [0.0], shortlist_size=1)
+    paths, _ = expand([1], [0.0], shortlist_size=1)
 
-    assert kept == {1: 0}
+    assert paths == {1: 0}
 
 
 def test_an_empty_slot_of_the_beam_leads_nowhere(expand):
-    kept, _ = expand([2, 0], [0.0, 0.0], shortlist_size=4)
+    paths, _ = expand([2, 0], [0.0, 0.0], shortlist_size=4)
 
-    assert kept == {0: 3, 1: 4}
+    assert paths == {0: 3, 1: 4}
 
 
 def test_a_wanted_label_is_found_even_when_it_misses_the_shortlist(expand):
-    kept, wanted = expand([1], [0.0], shortlist_size=1, wanted=(3, 0, 4))
+    paths, wanted = expand([1], [0.0], shortlist_size=1, wanted=(3, 0, 4))
 
-    assert 3 not in kept
+    assert 3 not in paths
     assert wanted == [2, -1, -1]  # reached, not reached, padding
 
 

@@ -32,7 +32,7 @@ def step():
     cluster_log = (embedding @ clusters.T).log_softmax(dim=1) + 2
     edge_log = edges.log_softmax(dim=1) + 3
     beam = cluster_log.detach().topk(7, dim=1).indices
-    found = expand_beam(
+    expansion = expand_beam(
         beam,
         cluster_log.gather(1, beam),
         edge_labels,
@@ -41,15 +41,15 @@ def step():
         n_labels=N_LABELS,
         shortlist_size=90,
     )
-    logits = label_logits(embedding, weight, bias, found.labels)
-    scores = path_log(cluster_log, edge_log, beam, found.paths)
-    loss = shortlist_bce(logits, scores, found.labels, wanted, N_LABELS)
+    logits = label_logits(embedding, weight, bias, expansion.labels)
+    scores = path_log(cluster_log, edge_log, beam, expansion.paths)
+    loss = shortlist_bce(logits, scores, expansion.labels, wanted, N_LABELS)
     loss.backward()
     tables = (words.grad, clusters.grad, edges.grad, weight.grad, bias.grad)
     parts = (loss.detach(), *(part.to_dense() for part in tables))
     many = torch.randn(3000, WIDTH)  # several blocks of labels
     every_label = every_label_bce(embedding.detach(), many, torch.randn(3000), wanted, 0.5)
-    return [found.labels, found.wanted_paths, *parts, *every_label]
+    return [expansion.labels, expansion.wanted_paths, *parts, *every_label]
 
 
 def test_a_step_has_the_same_bits_with_one_thread_and_with_two():
@@ -57,14 +57,14 @@ def test_a_step_has_the_same_bits_with_one_thread_and_with_two():
         pytest.skip("one core")
     before, torch_before = numba.get_num_threads(), torch.get_num_threads()
     torch.set_num_threads(1)
-    found = []
+    results = []
     try:
         for n_threads in (1, 2):
             numba.set_num_threads(n_threads)
-            found.append(step())
+            results.append(step())
     finally:
         numba.set_num_threads(before)
         torch.set_num_threads(torch_before)
 
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-    assert all(part.abs().sum() > 0 for part in found[0])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert all(part.abs().sum() > 0 for part in results[0])
