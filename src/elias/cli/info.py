@@ -160,16 +160,17 @@ def _index_rows(index: ResolvedIndex, because: Because) -> list[tuple[str, Any]]
 
 
 def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
+    from elias.rerank.reranker import is_calibrated
+
     rerank = config.rerank
     if not rerank.enabled:
         return f"{because('none', 'rerank.enabled')}; rerank.enabled=true trains one"
-    if config.ranks_every_label:
-        task = "over every label"
-    else:
-        task = f"over the best {rerank.candidates} labels"
-        if rerank.calibrate and config.eval.validation_size:
-            task += ", then calibrated" + ", using label names if they are words" * rerank.names
-    if config.ensemble.members == 1 and config.eval.validation_size:
+    n_held_out, every_label = config.eval.validation_size, config.ranks_every_label
+    calibrated = is_calibrated(rerank, n_held_out, every_label=every_label)
+    task = "over every label" if every_label else f"over the best {rerank.candidates} labels"
+    if calibrated:
+        task += ", then calibrated" + ", using label names if they are words" * rerank.names
+    if config.ensemble.members == 1 and n_held_out and (every_label or calibrated):
         task += ", finally trained on the held-out points too"
     return f"{task}; rerank.enabled=false trains none"
 

@@ -41,8 +41,8 @@ from elias.metrics import REPORTED, measure
 from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER
 from elias.predictions import Predictions
 from elias.report.report import COMPONENTS
-from elias.rerank.calibration import MIN_POINTS, is_word
-from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
+from elias.rerank.calibration import is_word
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK, is_calibrated
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.train import train
 
@@ -237,7 +237,9 @@ class Models:
         """
         config, corpus = self.setting.config, self.setting.corpus
         rerank, (_, held_out) = config.rerank, validation_split(corpus, config)
-        calibrates = rerank.calibrate and len(held_out or ()) >= MIN_POINTS
+        calibrates = is_calibrated(
+            rerank, len(held_out or ()), every_label=config.ranks_every_label
+        )
         has_names = corpus.train.features is None and any(map(is_word, corpus.label_names))
         known = [config.stages[-1].name]
         if rerank.enabled:

@@ -108,6 +108,14 @@ def choose_sharpness(
     return best
 
 
+def is_calibrated(config: RerankConfig, n_held_out: int, *, every_label: bool) -> bool:
+    """Return whether `Reranker.fit` fits calibrations if this number of points is held out.
+
+    They do not help a ranker that scores every label, because it is trained on every pair.
+    """
+    return config.calibrate and not every_label and n_held_out >= MIN_POINTS
+
+
 @dataclass(frozen=True)
 class Reranker:
     """The parts that ELIAS++ adds to a trained model (§3.5, appendix C.2)."""
@@ -246,16 +254,15 @@ class Reranker:
             sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
         if sharpness != self.sharpness:
             logger.debug("exponent of the ranker score, chosen on held-out points: %g", sharpness)
-        if every_label:  # trees do not help, because the ranker is trained on every pair
-            ranker = replace(self, sharpness=sharpness)
-            return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
-        if not config.calibrate:
-            return replace(self, sharpness=sharpness)
+        reranker = replace(self, sharpness=sharpness)
+        if every_label:
+            return replace(reranker, cross_fitted=((np.ones(len(ids), dtype=bool), reranker),))
+        if not is_calibrated(config, len(ids), every_label=every_label):
+            return reranker
         names = LabelNames.read(self.features, label_names) if config.names else None
         n_searched, overlap = ids.shape[1], None
-        reranker = replace(self, sharpness=sharpness, names=names)
         if names is not None:
-            reranker = replace(reranker, n_proposed=N_PROPOSED)
+            reranker = replace(reranker, names=names, n_proposed=N_PROPOSED)
             candidates = reranker._with_proposed(candidates, psi)
             ids, known = candidates.ids, candidates.ids < self.ranker.n_labels
             if filtered is not None:

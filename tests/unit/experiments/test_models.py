@@ -1,7 +1,10 @@
 import pytest
 
 from elias.config import EliasConfig, preset_names
-from elias.experiments.models import one_vs_all
+from elias.data.synthetic import synthetic_corpus
+from elias.errors import ConfigError
+from elias.experiments.models import Models, one_vs_all
+from elias.experiments.runner import Setting
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -31,3 +34,21 @@ def test_one_vs_all_of_one_vs_all_changes_nothing():
     variant = one_vs_all(EliasConfig.preset("fast"))
 
     assert one_vs_all(variant) == variant
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({}, "stage2, rerank, calibrate"),
+        ({"rerank.calibrate": False}, "stage2, rerank"),
+        ({"eval.validation_size": 19}, "stage2, rerank"),
+        ({"index.kind": "all"}, "one-vs-all, rerank"),  # the ranker scores every label
+        ({"index.kind": "all", "rerank.candidates": 20}, "one-vs-all, rerank, calibrate"),
+    ],
+)
+def test_the_components_of_a_model_are_known_before_training(changes, known, tmp_path):
+    config = EliasConfig().override({"rerank.names": False, **changes})
+    setting = Setting.of(config, synthetic_corpus(n_points=300, n_labels=30), tmp_path)
+
+    with pytest.raises(ConfigError, match=rf"will not have this component \(use one of: {known}\)"):
+        Models(setting).component("none")
