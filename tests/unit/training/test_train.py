@@ -5,7 +5,9 @@ import logging
 import pytest
 
 from elias import EliasConfig, load_corpus, train
+from elias.distributed import SingleProcess
 from elias.errors import ConfigError
+from elias.training.train import check_world
 
 CONFIG = EliasConfig().override(
     {"encoder.dim": 8, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
@@ -43,6 +45,13 @@ def test_a_call_without_data_or_with_another_configuration_is_refused():
         train(config=CONFIG)
     with pytest.raises(ConfigError, match="config is 'mesh-titles'; give an EliasConfig"):
         train({"text": TEXTS, "tags": LABELS}, "mesh-titles")
+
+
+def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
+    compact = CONFIG.override({"index.label_storage": "compact"})
+
+    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which needs a GPU"):
+        check_world(compact, SingleProcess())
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig
 from elias.data.corpus import Corpus, Split
-from elias.distributed import SingleProcess
-from elias.errors import ConfigError
 from elias.training.run import Run
-from elias.training.train import check_world
 from elias.training.trainer import Trainer
 from stages import make_stage
 
@@ -72,13 +69,6 @@ def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph()
     assert sorted(graphs["stage1"].edge_labels.flatten().tolist()) == list(range(N_LABELS))
     assert graphs["stage2"].learned
     assert graphs["stage2"].edge_labels.shape == (4, 5)
-
-
-def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
-    compact = EliasConfig(index=replace(INDEX, label_storage="compact"))
-
-    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which needs a GPU"):
-        check_world(compact, SingleProcess())
 
 
 def test_every_label_can_be_reached_after_all_stages():
