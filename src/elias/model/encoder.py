@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import ConfigError, DataError
 from elias.kernels import bag_sum
+from elias.kernels.cpu.products import use_bfloat16
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
@@ -123,7 +124,10 @@ class BagEncoder(TextEncoder):
         if self.training:
             weights = nn.functional.dropout(weights, self.token_dropout)
         summed = bag_sum(self.vectors, batch.ids, batch.offsets, weights)  # (B, D)
-        mixed = summed + self.narrow(nn.functional.gelu(self.widen(summed)))
+        n_products = summed.numel() * self.widen.out_features
+        with torch.autocast("cpu", enabled=self.training and use_bfloat16(n_products)):
+            residual = self.narrow(nn.functional.gelu(self.widen(summed)))
+        mixed = summed + residual
         embedding: Tensor = self.norm(mixed)
         return self.dropout(embedding) if self.training else embedding
 

@@ -273,7 +273,7 @@ class StageLoop:
     def _batches(self, epoch: _Epoch) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the tokens and positives of an epoch's remaining batches, on the device.
 
-        For a GPU, a thread collates the next batch while the GPU computes.
+        A background thread collates the next batches.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
 
@@ -299,7 +299,7 @@ class StageLoop:
 
         rows = self._batch_rows(epoch, self.rng)
         batches = map(make, count(self._optimizer.steps), islice(rows, epoch.step, None))
-        for tokens, positives in prefetch(batches) if on_gpu else batches:
+        for tokens, positives in prefetch(batches):
             yield tokens.to(self._device), to_device(positives, self._device)
 
     def _batch_rows(self, epoch: _Epoch, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:

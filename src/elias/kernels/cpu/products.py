@@ -17,6 +17,14 @@ def has_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def use_bfloat16(n_multiplications: int) -> bool:
+    """Return whether a matrix product of training is computed in bfloat16.
+
+    It is if this CPU multiplies bfloat16 faster and the product is large.
+    """
+    return n_multiplications >= _LARGE and has_bfloat16()
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left @ right`` of float32 matrices, without a gradient.
 

@@ -85,8 +85,10 @@ class _BagSum(torch.autograd.Function):
         ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weight, ids, offsets, coefficients)
-        with torch.no_grad():
-            return bag_sum(weight, ids, offsets, coefficients)
+        out = torch.empty((len(offsets) - 1, weight.shape[1]))
+        numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
+        _sum_rows_in_parallel(_n_chunks(out), _array(weight), *numbers, out.numpy())
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -180,6 +182,16 @@ def _sum_rows(
         total = out[row]
         total[:] = 0.0
         _add_rows(weight, ids[offsets[row] : offsets[row + 1]], coefficients[offsets[row] :], total)
+
+
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _sum_rows_in_parallel(
+    n_chunks: int, weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array
+) -> None:
+    """Run `_sum_rows` for all rows, which are divided among ``n_chunks`` workers."""
+    for chunk in prange(n_chunks):
+        begin, end = chunk * len(out) // n_chunks, (chunk + 1) * len(out) // n_chunks
+        _sum_rows(begin, end, weight, ids, offsets, coefficients, out)
 
 
 @njit(cache=True, fastmath=FASTMATH)
