@@ -14,7 +14,8 @@ from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
 from elias.data.readers.files import sanitize
 from elias.errors import DataError
-from elias.inference.predictor import EVALUATED, Elias
+from elias.inference.predictor import Elias
+from elias.metrics import EVALUATED
 from elias.training.train import train
 
 if TYPE_CHECKING:

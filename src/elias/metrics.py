@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy import sparse
 
+from elias.config.schema import PROPENSITY
 from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ logger = logging.getLogger(__name__)
 
 Empty = Literal["zero", "drop"]
 
+KS = (1, 3, 5)
+"""Default values of k for all metrics except R."""
+RECALL_KS = (10, 20, 100)
+"""Default values of k for R."""
+REPORTED = [
+    *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in KS),
+    *(f"R@{k}" for k in RECALL_KS),
+]
+"""Names of the metrics in the reports of training and experiments."""
+EVALUATED = 100  # number of labels ranked for metrics, enough for R@100
 SLOTS_PER_CHUNK = 4_000_000  # predicted labels compared at a time
 
 
@@ -59,10 +70,10 @@ def evaluate(
     corpus: Corpus,
     *,
     split: str = "test",
-    ks: Sequence[int] = (1, 3, 5),
-    recall_ks: Sequence[int] = (10, 20, 100),
-    a: float = 0.55,
-    b: float = 1.5,
+    ks: Sequence[int] = KS,
+    recall_ks: Sequence[int] = RECALL_KS,
+    a: float = PROPENSITY[0],
+    b: float = PROPENSITY[1],
     empty: Empty = "zero",
 ) -> Metrics:
     """Compute metrics of the predictions for a split of the corpus.
@@ -110,7 +121,10 @@ def evaluate(
 
 
 def inverse_propensities(
-    frequencies: NDArray[np.int64], n_points: int, a: float = 0.55, b: float = 1.5
+    frequencies: NDArray[np.int64],
+    n_points: int,
+    a: float = PROPENSITY[0],
+    b: float = PROPENSITY[1],
 ) -> Array:
     """Return the weight of each label, which is larger for rare labels.
 
@@ -373,7 +387,7 @@ def hierarchy_metrics(
     predictions: Predictions,
     truth: sparse.csr_matrix,
     broader: sparse.csr_matrix,
-    ks: Sequence[int] = (1, 3, 5),
+    ks: Sequence[int] = KS,
 ) -> Metrics:
     """Return precision, recall and F1 at k that give credit for a broader or narrower label.
 
@@ -548,13 +562,6 @@ def depends_on_ranking(name: str, n_labels: int) -> bool:
     """
     kind, k = _parse(name)
     return k < n_labels or kind.endswith("nDCG")
-
-
-REPORTED = [
-    *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
-    *(f"R@{k}" for k in (10, 20, 100)),
-]
-"""Names of the metrics in the reports of training and experiments."""
 
 
 def measure(

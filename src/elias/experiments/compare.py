@@ -29,7 +29,7 @@ from elias.experiments import run_peer
 from elias.experiments.models import Models, one_vs_all
 from elias.experiments.runner import COSTS, Plan, Row, Setting, Table, Task, dot_plot
 from elias.inference.predict import ENSEMBLE, max_filtered
-from elias.inference.predictor import EVALUATED
+from elias.metrics import EVALUATED
 from elias.predictions import Predictions
 from elias.progress import progress
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK

@@ -36,8 +36,8 @@ from elias.experiments.runner import (
     dot_plot,
 )
 from elias.inference.predict import ENSEMBLE, drop_filtered, split_inputs
-from elias.inference.predictor import EVALUATED, Elias
-from elias.metrics import REPORTED, measure
+from elias.inference.predictor import Elias
+from elias.metrics import EVALUATED, REPORTED, measure
 from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER
 from elias.predictions import Predictions
 from elias.report.report import COMPONENTS

@@ -25,17 +25,11 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import ConfigError, DataError
-from elias.inference.predict import (
-    SearchOptions,
-    add_embedding,
-    predict,
-    search_member,
-    tokenize,
-)
+from elias.inference.predict import SearchOptions, predict, ranker_candidates, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.labels import LabelTable
-from elias.model.batched import embed_all
+from elias.metrics import EVALUATED
 from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
 from elias.predictions import Candidates
@@ -47,6 +41,16 @@ if TYPE_CHECKING:
     from elias.rerank.reranker import Reranker
     from elias.rerank.sparse_ranker import Array, Inputs
     from elias.text.tokens import Tokens
+
+
+N_DESCRIBING = 5
+"""Number of labels shown to describe a cluster."""
+MAX_PIECES = 200
+"""Maximum number of words, or groups of consecutive words, that are left out of a text."""
+N_TERMS = 20
+"""Maximum number of terms of the ranker that are shown for a label."""
+_MAX_CHARACTERS = 2_000_000  # total length of all variants of a text
+_MAX_ROWS = 4096  # number of label classifiers that are copied at a time
 
 
 class LabelPaths(NamedTuple):
@@ -123,12 +127,6 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
         same &= (wanted < model.n_labels)[:, None, None]
         rows.append(edge_log[clusters].masked_fill(~same, -math.inf).amax(dim=2))
     return torch.stack(rows) if rows else edge_log.new_empty((*labels.shape, beam.shape[1]))
-
-
-_MAX_ROWS = 4096
-"""Number of label classifiers that are copied at a time."""
-N_DESCRIBING = 5
-"""Number of labels shown to describe a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,20 +232,12 @@ class Explanation:
         return {"text": self.text, "labels": labels, "clusters": clusters}
 
 
-MAX_PIECES = 200
-"""Maximum number of words, or groups of consecutive words, that are left out of a text."""
-_MAX_CHARACTERS = 2_000_000  # total length of all variants of a text
-N_TERMS = 20
-
-
 def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[WordEffect, ...]]:
     """Return the effect of each word of a text on each label, by occlusion.
 
     The whole model predicts the text without each word in turn, so this works with every encoder
     and component. A label that is not among the best 100 has a score of 0.
     """
-    from elias.inference.predictor import EVALUATED
-
     spans = word_spans(text)
     count = max(1, min(MAX_PIECES, _MAX_CHARACTERS // max(1, len(text))))
     size = -(-len(spans) // count)  # words that are left out together
@@ -328,27 +318,29 @@ def explain(
     def tokens_of(member: Elias) -> Tokens:
         return tokens if member.model is model else tokenize(inputs, member.model.encoder)
 
-    last = elias.components[-1]
-    predictions = predict(elias, inputs, [last], SearchOptions(top_k), tokens_of)[last]
+    last, options = elias.components[-1], SearchOptions(top_k, embed=True)
+    searched: dict[EliasModel, Candidates] = {}
+    predictions = predict(elias, inputs, [last], options, tokens_of, searched)[last]
+    candidates = searched[model]
+    phi = candidates.embedding
+    assert phi is not None
     with limit_threads(), explain_out_of_memory("predicting"):
         device, beam_size = model.labels.weight.device, explained.sizes.beam_size
-        embedding = torch.from_numpy(embed_all(model.encoder, tokens)).to(device)
+        embedding = torch.from_numpy(phi).to(device)
         labels = torch.from_numpy(np.ascontiguousarray(predictions.ids)).to(device)
         traced = trace(model, embedding, labels, beam_size=beam_size, n_paths=paths)
     traced = LabelPaths(*(part.cpu() for part in traced))
     if isinstance(model, OneVsAll):  # scores all labels without paths
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, Array] = {}
-    if explained.reranker is not None and explained.reranker.n_proposed:
-        searched = search_member(explained, tokens, explained.components, SearchOptions(top_k)).ids
-        searched = searched[:, None, : explained.config.rerank.candidates]  # (B, 1, candidates)
-        is_candidate = (predictions.ids[:, :, None] == searched).any(axis=2)
-        traced = _keep_candidate_paths(traced, is_candidate)
     if explained.reranker is not None:
-        candidates = Candidates(predictions.ids, traced.p.numpy())
-        if explained.config.rerank.embedding != "none":
-            candidates = add_embedding(explained, candidates, tokens)
-        factors = explained.reranker.factors(candidates, inputs)
+        if explained.reranker.n_proposed:
+            ids = candidates.ids[:, None, : explained.config.rerank.candidates]
+            is_candidate = (predictions.ids[:, :, None] == ids).any(axis=2)
+            traced = _keep_candidate_paths(traced, is_candidate)
+        predicted = Candidates(predictions.ids, traced.p.numpy(), phi)
+        predicted = ranker_candidates(explained, predicted, tokens)
+        factors = explained.reranker.factors(predicted, inputs)
 
     @cache
     def describe(cluster: int) -> tuple[str, ...]:
@@ -357,7 +349,6 @@ def explain(
 
     added: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
     if explained.added is not None:
-        phi = embedding.cpu().numpy()
         added = _added_factors(explained.added, predictions.ids, traced.p.numpy(), phi, inputs)
     explanations, table = [], elias.label_table
     for row, ranking in enumerate(predictions):

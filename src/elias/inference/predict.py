@@ -73,7 +73,7 @@ class SearchOptions:
     blocked: torch.Tensor | None = None
     """(L,) mask that is True for labels that must not be predicted."""
     embed: bool = False
-    """Also return the embeddings φ(x). CUDA graphs and sharded searches ignore this option."""
+    """Also return the embeddings φ(x). `search` ignores this with CUDA graphs or a sharded W_L."""
     every_cluster: bool = False
     """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
 
@@ -84,6 +84,7 @@ def predict(
     components: Sequence[str],
     options: SearchOptions,
     tokens_of: TokensOf | None = None,
+    searched: dict[EliasModel, Candidates] | None = None,
 ) -> dict[str, Predictions]:
     """Return the predictions of the given components, with one search per member.
 
@@ -95,30 +96,35 @@ def predict(
         inputs: Texts, or feature vectors for a model that was trained on features.
         components: Names from `Elias.components`.
         options: Options of the search.
-        tokens_of: Function that returns the tokens of this process's inputs for a member. None
-            tokenizes ``inputs``.
+        tokens_of: Function that returns the tokens of all inputs for a member. None tokenizes
+            ``inputs``.
+        searched: Dictionary to which the candidates of each member are added.
     """
-    labels = model.model.labels
+    labels, own_tokens = model.model.labels, tokens_of
     n_points = len(inputs) if isinstance(inputs, Sequence) else int(inputs.shape[0])
     if isinstance(labels, ShardedRows):
-        rows = labels.world.share(n_points)
+        world, rows = labels.world, labels.world.share(n_points)
         if isinstance(inputs, DiskTexts):
             inputs = inputs.take(np.arange(n_points)[rows])
         else:
             inputs = inputs[rows]
+        if tokens_of is not None:  # rank 0 writes the cache before other ranks read it
+
+            def own_tokens(member: Elias) -> Tokens:
+                return world.rank0_first(partial(tokens_of, member)).part(rows)
 
     if ENSEMBLE in components:
         wide = replace(options, top_k=max(options.top_k, MERGED_LABELS))
         names = [model.last_alone, *(name for name in components if name != ENSEMBLE)]
-        predictions = predict_member(model, inputs, names, wide, tokens_of)
+        predictions = predict_member(model, inputs, names, wide, own_tokens, searched)
         last = [predictions[model.last_alone]]
         for other in model.others:
             name = other.last_alone
-            last.append(predict_member(other, inputs, [name], wide, tokens_of)[name])
+            last.append(predict_member(other, inputs, [name], wide, own_tokens, searched)[name])
         predictions = {name: ranked.top(options.top_k) for name, ranked in predictions.items()}
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
     else:
-        predictions = predict_member(model, inputs, components, options, tokens_of)
+        predictions = predict_member(model, inputs, components, options, own_tokens, searched)
 
     results = {}
     for name in components:
@@ -138,18 +144,26 @@ def predict_member(
     components: Sequence[str],
     options: SearchOptions,
     tokens_of: TokensOf | None,
+    searched: dict[EliasModel, Candidates] | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of one member of an ensemble, or of a single model."""
-    encoder = member.model.encoder
-    tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member)
+    """Return the predictions of one member of an ensemble, or of a single model.
+
+    The candidates of its search, with φ(x) if it was needed, are added to ``searched``.
+    """
+    tokens = tokenize(inputs, member.model.encoder) if tokens_of is None else tokens_of(member)
     candidates = search_member(member, tokens, components, options)
+    if searched is not None:
+        searched[member.model] = candidates
+    for_ranker = candidates
+    if _reranks(member, components):
+        for_ranker = ranker_candidates(member, candidates, tokens)
     ranked = rank_candidates(
-        member, candidates, inputs, components, options.top_k, blocked=options.blocked
+        member, for_ranker, inputs, components, options.top_k, blocked=options.blocked
     )
     if member.added is None:
         return ranked
-    phi = candidates.embedding if member.first_encoder is None else None
-    return join_added(member, ranked, tokens, inputs, options, phi)
+    assert candidates.embedding is not None
+    return join_added(member, ranked, inputs, options, candidates.embedding)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
@@ -188,13 +202,17 @@ def search_member(
 ) -> Candidates:
     """Return the candidates of one member, with embeddings φ(x) if they are needed later."""
     index, rerank = member.config.index, member.config.rerank
-    reranks = not set(components) <= {member.components[0]}
+    reranks = _reranks(member, components)
     top_k = max(options.top_k, rerank.candidates) if reranks else options.top_k
-    embed = member.added is not None or rerank.embedding != "none"
+    by_ranker = reranks and rerank.embedding == "encoder"
+    embed = options.embed or by_ranker or member.added is not None
     candidates = search(member.model, tokens, index, replace(options, top_k=top_k, embed=embed))
-    if reranks and rerank.embedding != "none":
-        candidates = add_embedding(member, candidates, tokens)
-    return candidates
+    return add_embedding(candidates, member.model.encoder, tokens) if embed else candidates
+
+
+def _reranks(member: Elias, components: Sequence[str]) -> bool:
+    """Return whether any of the components needs the ranker."""
+    return not set(components) <= {member.components[0]}
 
 
 def search(
@@ -272,33 +290,34 @@ def rank_candidates(
     return predictions
 
 
-def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
-    """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
-    if candidates.embedding is not None and member.first_encoder is None:
+def add_embedding(candidates: Candidates, encoder: TextEncoder, tokens: Tokens) -> Candidates:
+    """Return the candidates with embeddings φ(x), which are computed if the search gave none."""
+    if candidates.embedding is not None:
         return candidates
-    encoder = member.first_encoder or member.model.encoder
     return replace(candidates, embedding=embed_all(encoder, tokens))
+
+
+def ranker_candidates(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
+    """Return the candidates with the embeddings that the ranker of a member was trained on."""
+    if member.first_encoder is None:
+        return candidates
+    return replace(candidates, embedding=embed_all(member.first_encoder, tokens))
 
 
 def join_added(
     member: Elias,
     ranked: dict[str, Predictions],
-    tokens: Tokens,
     inputs: Inputs,
     options: SearchOptions,
-    embedding: NDArray[np.float32] | None = None,
+    embedding: NDArray[np.float32],
 ) -> dict[str, Predictions]:
     """Merge the labels that were added to a member into the predictions of each component.
 
     The scores of other labels do not change. The first component scores added labels only by the
     similarity of embeddings, the others also by their names. ``embedding`` holds φ(x) of the texts.
-    It is computed if it is None.
     """
     assert member.added is not None
-    stage, encoder = member.components[0], member.model.encoder
-    if embedding is None:
-        embedding = embed_all(encoder, tokens)
-    joined = {}
+    stage, joined = member.components[0], {}
     for name, predictions in ranked.items():
         texts = None if name == stage or not isinstance(inputs, Sequence) else inputs
         blocked = None if options.blocked is None else options.blocked.cpu().numpy()

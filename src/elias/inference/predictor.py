@@ -37,7 +37,7 @@ from elias.inference.predict import (
 )
 from elias.kernels.device import pick_device
 from elias.labels import LabelTable
-from elias.metrics import Metrics, evaluate, f1_metrics
+from elias.metrics import EVALUATED, Metrics, evaluate, f1_metrics
 from elias.model.batched import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
 from elias.persistence.hub import find_model, model_card, push
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 
 TOP_K = 5
-EVALUATED = 100  # number of labels ranked for metrics, enough for R@100
 
 
 class Elias:
@@ -480,19 +479,14 @@ class Elias:
 
         If ``components`` is None, return the predictions of all components.
         """
-        labels = self.model.labels
 
-        def split_tokens(member: Elias) -> Tokens:
-            if not isinstance(labels, ShardedRows):
-                return cached_tokens(split, member.model.encoder)
-            # rank 0 writes the cache before other ranks read it
-            tokens = labels.world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
-            return tokens.part(labels.world.share(len(tokens)))
+        def tokens_of(member: Elias) -> Tokens:
+            return cached_tokens(split, member.model.encoder)
 
         components = self.components if components is None else components
         options = SearchOptions(top_k + max_filtered(split))
         inputs = split_inputs(split, self.model.encoder)
-        predictions = predict(self, inputs, components, options, split_tokens)
+        predictions = predict(self, inputs, components, options, tokens_of)
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
 
     def evaluate(

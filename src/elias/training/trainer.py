@@ -45,9 +45,9 @@ from elias.inference.predict import (
     split_inputs,
     tokenize,
 )
-from elias.inference.predictor import EVALUATED, Elias
-from elias.metrics import REPORTED, depends_on_ranking, measure, rounded
-from elias.model.batched import SEARCH_GRAPHS, embed_all
+from elias.inference.predictor import Elias
+from elias.metrics import EVALUATED, REPORTED, depends_on_ranking, measure, rounded
+from elias.model.batched import SEARCH_GRAPHS
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -150,6 +150,9 @@ class Trainer:
                 self.is_earlier[self.continued.added.labels] = False
         self.is_held_out = (n_trained == 0) & (n_given > 0) & ~self.is_earlier
         """True for labels outside `is_earlier` whose training points are all held out (L,)."""
+        least = 1 if self.continued is None else INDEXED_POINTS
+        self.is_beside = (n_trained < least) & ~self.is_earlier & ~self.is_held_out
+        """True for labels with too few training points for the index, see `_labels_beside` (L,)."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
@@ -158,9 +161,8 @@ class Trainer:
         self.run = self.ensemble_run.member(number)
         self.metrics = self.run.metrics()
         self.candidates: dict[str, Candidates] = {}
-        """The candidates of each split after the last stage."""
-        self.embeddings: dict[str, NDArray[np.float32]] = {}
-        """φ(x) of each split, for labels without training points."""
+        """The candidates of each split in the current stage, with φ(x) if it is used later."""
+        self._validated_epoch = 0  # epoch of the validation candidates, 0 if there are none
         self.earlier: Checkpoint | None = None
         """Checkpoint of the best finished stage, which is used if later stages are worse."""
 
@@ -506,6 +508,8 @@ class Trainer:
         """Train one stage, record its metrics and save a checkpoint."""
         run, stage = self.run, self.config.stages[position]
         checkpoints = run.checkpoints
+        self.candidates.clear()
+        self._validated_epoch = 0
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
             """Return a checkpoint within the stage or, without ``progress``, after the stage."""
@@ -545,14 +549,16 @@ class Trainer:
     def _validate(self, model: EliasModel) -> dict[str, float]:
         """Return the metrics on the validation points after an epoch."""
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
-        candidates = self._search(model, "validation", EVALUATED)
-        predictions = self._stage_predictions(model, candidates)
+        self.candidates.clear()
+        predictions = self._stage_predictions(model, self._candidates(model, "validation"))
         warn_of_collapse(predictions, self.splits["validation"].labels)
         return self.world.broadcast_from_rank0(
             lambda: self._measure(predictions, "validation", names)
         )
 
     def _report_epoch(self, report: EpochReport) -> None:
+        if report.validation:
+            self._validated_epoch = report.epoch
         self.run.record("epoch", **report._asdict())
         metrics = ", ".join(
             f"{name} {value:.2f}"
@@ -567,7 +573,8 @@ class Trainer:
 
     def report_stage(self, stage: ResolvedStage, model: EliasModel, best_epoch: int) -> None:
         """Measure a trained stage, record its metrics, and keep its candidates."""
-        self.candidates.clear()
+        if best_epoch != self._validated_epoch:  # the weights changed after the last validation
+            self.candidates.clear()
         predictions = {
             name: self._stage_predictions(model, self._candidates(model, name))
             for name in self.evaluated
@@ -641,8 +648,15 @@ class Trainer:
     # --- candidates: each split is searched once after the last stage ---
 
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
-        """Return the candidates of a split. If W_L is sharded, all processes must call this."""
-        options = SearchOptions(top_k + max_filtered(self.splits[name]))
+        """Return the candidates of a split. If W_L is sharded, all processes must call this.
+
+        They include φ(x) if the ranker or labels beside the index use it later.
+        """
+        rerank = self.config.rerank
+        embedding = rerank.embedding if rerank.enabled else "none"
+        beside = not self.encoder.reads_features and bool(self.is_beside.any())
+        embed = embedding == "encoder" or (embedding == "none" and name != "train" and beside)
+        options = SearchOptions(top_k + max_filtered(self.splits[name]), embed=embed)
         return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
@@ -656,9 +670,15 @@ class Trainer:
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""
         candidates, rerank = self._candidates(model.model, name), self.config.rerank
-        if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
-            self.candidates[name] = add_embedding(model, candidates, self.tokens[name])
-        return self.candidates[name]
+        if rerank.enabled and rerank.embedding != "none":
+            return self._with_embedding(name, model.first_encoder or model.model.encoder)
+        return candidates
+
+    def _with_embedding(self, name: str, encoder: TextEncoder) -> Candidates:
+        """Return the cached candidates of a split with φ(x), which is computed if it is missing."""
+        candidates = add_embedding(self.candidates[name], encoder, self.tokens[name])
+        self.candidates[name] = candidates
+        return candidates
 
     def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the best candidates of a split, without filtered labels, for ranker training."""
@@ -691,13 +711,16 @@ class Trainer:
             self._report_ranker(model.reranker)
         model.added = self._labels_beside(model)
         ranked = {name: self._rank_split(model, name, psi.get(name)) for name in self.evaluated}
+        self.candidates.pop("train", None)
+        if model.first_encoder is not None:  # added labels use φ(x) of the trained encoder
+            candidates = self.candidates.items()
+            self.candidates = {name: replace(each, embedding=None) for name, each in candidates}
         joined = {name: self._join_added(model, name, ranked[name]) for name in self.evaluated}
         for component in model.components[0 if model.added is not None else 1 :]:
             predictions = {name: joined[name][component] for name in self.evaluated}
             self._report(component, self._measure_all(predictions))
         self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
-        self.candidates.clear()
         final = joined if self._in_ensemble else ranked  # `_finish` joins these
         return model, {name: final[name][model.last_alone] for name in self.evaluated}
 
@@ -797,12 +820,10 @@ class Trainer:
         have only held-out points are left out, because validation would overrate them.
         """
         train = self.splits["train"]
-        least = 1 if self.continued is None else INDEXED_POINTS
-        few = (self.label_counts < least) & ~self.is_earlier & ~self.is_held_out
-        labels = train.labels.tocsc()[:, few].tocsr()
+        labels = train.labels.tocsc()[:, self.is_beside].tocsr()
         rows = np.flatnonzero(np.diff(labels.indptr))
         texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
-        return labels_beside(model, few, texts, labels[rows])
+        return labels_beside(model, self.is_beside, texts, labels[rows])
 
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]
@@ -810,12 +831,11 @@ class Trainer:
         """Merge labels that are scored by their texts into the predictions for a split."""
         if model.added is None:
             return ranked
-        split, tokens = self.splits[name], self.tokens[name]
-        if name not in self.embeddings:
-            self.embeddings[name] = embed_all(model.model.encoder, tokens)
+        split, encoder = self.splits[name], model.model.encoder
+        embedding = self._with_embedding(name, encoder).embedding
+        assert embedding is not None
         options = SearchOptions(EVALUATED + max_filtered(split))
-        inputs = split_inputs(split, self.encoder)
-        return join_added(model, ranked, tokens, inputs, options, self.embeddings[name])
+        return join_added(model, ranked, split_inputs(split, encoder), options, embedding)
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.

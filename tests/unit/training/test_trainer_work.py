@@ -10,6 +10,8 @@ from elias.config import IndexConfig, StageConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
 from elias.text import vectorizer
+from elias.training.trainer import Trainer
+from tiny_bert import save_tiny_bert
 
 SMALL = {
     "index.kind": "graph",
@@ -38,15 +40,41 @@ def searches(monkeypatch):
     return sizes
 
 
+@pytest.fixture
+def embedded(monkeypatch):
+    """The number of texts of each pass of an encoder without a search."""
+    sizes, embed_all = [], predict.embed_all
+
+    def counted(encoder, tokens):
+        sizes.append(len(tokens))
+        return embed_all(encoder, tokens)
+
+    monkeypatch.setattr(predict, "embed_all", counted)
+    return sizes
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """The validation scores of the next epochs."""
+    scores, validate = [], Trainer._validate
+
+    def scored(self, model):
+        return validate(self, model) | {self.config.eval.select_by: scores.pop(0)}
+
+    monkeypatch.setattr(Trainer, "_validate", scored)
+    return scores
+
+
 @pytest.mark.parametrize("rerank", [True, False])
-def test_after_the_last_epoch_each_split_is_searched_once(corpus, searches, rerank):
+@pytest.mark.parametrize("best_epoch", [1, 2])
+def test_each_split_is_searched_once_with_the_best_weights(
+    corpus, searches, scores, rerank, best_epoch
+):
+    scores += [1.0, 3.0 - best_epoch, best_epoch]
     train(corpus, EliasConfig().override({**SMALL, "rerank.enabled": rerank}), device="cpu")
 
-    n_train, n_validation, n_test = 300, 40, len(corpus.test)
-    epochs = [n_validation] * 3
-    reports = [n_validation, n_test]
-    assert Counter(searches) == Counter([*epochs, *reports, *reports, *[n_train] * rerank])
-    assert searches[-3 if rerank else -2 :][:2] == reports
+    n_test, again = len(corpus.test), [40] * (best_epoch == 1)
+    assert searches == [40, n_test, 40, 40, *again, n_test, *[300] * rerank]
 
 
 def test_compact_labels_are_not_searched_again_in_float32(corpus, searches):
@@ -57,13 +85,14 @@ def test_compact_labels_are_not_searched_again_in_float32(corpus, searches):
     train(corpus, config, device="cpu")
 
     n_rerank = [300] * config.resolve(300, 30).rerank.enabled
-    assert Counter(searches) == Counter([40, 40, len(corpus.test), *n_rerank])
+    assert searches == [40, len(corpus.test), *n_rerank]
 
 
-def test_the_members_of_an_ensemble_are_not_searched_again_for_their_mean(corpus, searches):
+def test_the_members_of_an_ensemble_are_not_searched_again_for_their_mean(corpus, searches, scores):
+    scores += [1, 1, 2] * 2
     train(corpus, EliasConfig().override({**SMALL, "ensemble.members": 2}), device="cpu")
 
-    assert Counter(searches) == Counter(2 * ([40] * 3 + [40, len(corpus.test)] * 2 + [300]))
+    assert searches == 2 * [40, len(corpus.test), 40, 40, len(corpus.test), 300]
 
 
 def test_each_text_is_split_into_words_once_per_vocabulary(corpus, monkeypatch):
@@ -82,24 +111,36 @@ def test_each_text_is_split_into_words_once_per_vocabulary(corpus, monkeypatch):
         assert counts == {2}  # the encoder's vocabulary (with the bag of words), the ranker's
 
 
-def test_each_split_is_embedded_once_for_the_ranker(corpus, monkeypatch):
-    sizes, embed_all = [], predict.embed_all
+@pytest.mark.parametrize("embedding", ["none", "encoder"])
+def test_the_ranker_and_added_labels_use_the_embeddings_of_the_search(corpus, embedded, embedding):
+    config = EliasConfig().override({**SMALL, "rerank.embedding": embedding})
 
-    def counted(encoder, tokens):
-        sizes.append(len(tokens))
-        return embed_all(encoder, tokens)
+    model = train(without_points(corpus), config, device="cpu")
 
-    monkeypatch.setattr(predict, "embed_all", counted)
+    assert model.added is not None
+    assert embedded == []
 
-    train(corpus, EliasConfig().override({**SMALL, "rerank.embedding": "encoder"}), device="cpu")
 
-    assert sorted(sizes) == sorted([40, len(corpus.test), 300])
+def test_each_encoder_embeds_the_points_once_if_the_ranker_uses_another(corpus, embedded, tmp_path):
+    bert = {"encoder.model": save_tiny_bert(tmp_path / "bert"), "encoder.max_length": 8}
+    config = EliasConfig().override({**SMALL, **bert, "rerank.embedding": "first"})
+
+    model = train(without_points(corpus), config, device="cpu")
+
+    assert model.added is not None
+    by_first, by_trained = [300, 40, len(corpus.test)], [40, len(corpus.test)]
+    assert Counter(embedded) == Counter([*by_first, *by_trained])
+
+
+def without_points(corpus):
+    """Return the corpus without the training points of every third label."""
+    labels = corpus.train.labels.tolil()
+    labels[:, ::3] = 0
+    return replace(corpus, train=replace(corpus.train, labels=labels.tocsr()))
 
 
 def test_training_measures_what_the_saved_model_predicts_for_labels_without_points(corpus):
-    labels = corpus.train.labels.tolil()
-    labels[:, ::3] = 0
-    seen = replace(corpus, train=replace(corpus.train, labels=labels.tocsr()))
+    seen = without_points(corpus)
 
     model = train(seen, EliasConfig().override(SMALL), device="cpu")
 
