@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 
-RECALL_KS = (10, 20, 100)
 _MIN_FOR_DECILES = 100  # minimum number of labels to show recall by decile
 _N_GROUPS = 10  # number of groups shown
 _SAME = 0.01  # percentage points; smaller differences may come from other hardware
@@ -68,7 +67,7 @@ def evaluate(
     """Measure P, nDCG, PSP, recall, F1 and ECE of a model on a corpus, in percent."""
     from elias import metrics as measures
 
-    ks = sorted(set(ks or (1, 3, 5)))
+    ks = sorted(set(ks or measures.KS))
     with join_world(device) as world:
         model = elias.Elias.from_pretrained(run, device=device, world=world)
         # Rank 0 reads first, so that the other processes find the files that it has cached.
@@ -82,7 +81,7 @@ def evaluate(
         if predictions_file is None:
             if threshold is not None:
                 model.threshold(threshold, component)  # raises errors before the search
-            top_k = max(*ks, *RECALL_KS)
+            top_k = max(*ks, *measures.RECALL_KS)
             predictions = model.predict_split(points, top_k=top_k, component=component)
         else:
             predictions = _read_predictions(predictions_file, model, split, len(points), threshold)
@@ -95,9 +94,7 @@ def evaluate(
     if threshold is not None or predictions.probabilities is not None:
         assigned = model.assign(predictions, rule, component)
     a, b = model.config.eval.propensity
-    metrics: dict[str, float] = elias.evaluate(
-        predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
-    )
+    metrics: dict[str, float] = elias.evaluate(predictions, corpus, split=split, ks=ks, a=a, b=b)
     if predictions_file is None:
         _note_fitted_points(metrics, model, corpus, split, component)
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
@@ -124,7 +121,7 @@ def evaluate(
         _print_json(results)
         return
     if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
-        k = RECALL_KS[-1]
+        k = measures.RECALL_KS[-1]
         results["deciles"] = measures.recall_by_decile(predictions, truth, frequencies, k)
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     _print_tables(results, rule, keep_best=model.keeps_best(rule, component))
@@ -190,6 +187,8 @@ def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> di
 
 def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> None:
     """Print the results of ``--threshold rule``; for ``keep_best`` see `Elias.keeps_best`."""
+    from elias.metrics import RECALL_KS
+
     console.print_out(console.metrics_table(results["metrics"]))
     if f1 := results.get("f1"):
         described = f"score of at least {f1['threshold']:g}"
@@ -215,9 +214,8 @@ def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> 
     for name, group_rows in results["groups"].items():
         console.print_out("", *_group_table(name, group_rows))
     if "deciles" in results:
-        title = (
-            f"contribution of each label decile to R@{RECALL_KS[-1]}, most frequent labels first:"
-        )
+        k = RECALL_KS[-1]
+        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
         shares = "  ".join(f"{share:.1f}" for share in results["deciles"])
         console.print_out("", title, f"  {shares}")
     if errors := results.get("errors"):

@@ -28,11 +28,6 @@ LEGEND = (
     "A cluster is described by its strongest labels."
 )
 LEGEND_WITHOUT_INDEX = "p is the score of the label's classifier."
-SCORES = {
-    None: "p · ranker",
-    "sum": "calibrated + p · ranker",
-    "blend": "0.3 · calibrated + 0.7 · p · ranker",
-}
 CALIBRATED = (
     "calibrated is estimated from p, ranker{} and the label's frequency, by decision trees."
 )
@@ -102,10 +97,15 @@ def explain(
 
 def _legend(model: elias.Elias, member: int) -> str:
     """Return a legend for the columns, with the ensemble member that is explained."""
+    from elias.rerank.calibration import MIXTURES
+
     lines, formula = [], ""
     reranker = model.members[member].reranker if member < len(model.members) else None
     if reranker is not None:
-        formula = SCORES[None if reranker.calibration is None else reranker.mixture]
+        formula = "p · ranker"
+        if reranker.calibration is not None:
+            weights = (f"{w:g} · " if w != 1 else "" for w in MIXTURES[reranker.mixture])
+            formula = "{}calibrated + {}p · ranker".format(*weights)
         if reranker.sharpness > 1:  # otherwise it is part of the ranker's score
             formula = formula.replace("p · ranker", f"p^{1 / reranker.sharpness:.3g} · ranker")
     score = formula or "p"

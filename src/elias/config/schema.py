@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from elias.config.resolve import ResolvedConfig
 
 
+PROPENSITY = (0.55, 1.5)
+"""A and B of the propensity model, for data sets that are not of Wikipedia or Amazon."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `ConfigError` with ``message`` unless the condition holds."""
     if not condition:
@@ -346,7 +350,7 @@ class EvalConfig:
     """Drop a last stage, a calibration or label names that do not help on held-out points."""
     every: int = 1
     """Number of epochs between validations; the last epoch is always validated."""
-    propensity: tuple[float, float] = (0.55, 1.5)
+    propensity: tuple[float, float] = PROPENSITY
     """A and B of the propensity model."""
 
     def __post_init__(self) -> None:

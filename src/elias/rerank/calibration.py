@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Mixture: TypeAlias = Literal["sum", "blend"]
-"""Formula of the final score: T + p·q (the paper) or 0.3·T + 0.7·p·q (the authors' program).
+"""Formula of the final score: T + p·q (the paper) or a blend of the two (the authors' program).
 
 The sum is a ranking score, not a probability, because it can exceed 1.
 """
