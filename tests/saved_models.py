@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from safetensors.torch import load_file, save_file
 
 from elias.data.atomic import digest
-from elias.persistence.manifest import Manifest, manifest_digest, write_manifest
+from elias.persistence.manifest import Manifest, manifest_digest, write_model_manifest
 from elias.persistence.model_files import load_model, load_reranker, save_model, save_reranker
 
 
@@ -71,7 +71,7 @@ def write_small_manifest(folder, **entries):
         **{name: {} for name in objects},
         "members": 0,
     }
-    write_manifest(folder, defaults | entries)
+    write_model_manifest(folder, defaults | entries)
 
 
 def load_ranker(folder):

@@ -459,7 +459,7 @@ POINTS = {
     "stage 2": f"{STEP}:8",
     "a checkpoint": "elias.training.checkpoint:write_manifest:2",
     "ranker": "elias.rerank.reranker:SparseRanker.fit:1",
-    "saving": "elias.persistence.manifest:write_manifest:1",
+    "saving": "elias.persistence.manifest:write_model_manifest:1",
     "the last rename": "elias.data.atomic:_exchange:1",
 }
 

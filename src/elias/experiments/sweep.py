@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class SweptParameter:
     """A parameter of a resolved configuration that can be varied."""
 
     symbol: str
@@ -90,7 +90,7 @@ class Parameter:
         return values
 
 
-def find_parameter(name: str) -> Parameter:
+def find_parameter(name: str) -> SweptParameter:
     """Return the parameter with the given name.
 
     Raises:
@@ -108,12 +108,12 @@ _LAMBDA, _SHORTLIST = "shortlist_loss_weight", "shortlist_size"
 _AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
 _BEAMS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 PARAMETERS = {
-    "lambda": Parameter("λ", _LAMBDA, (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)),
-    "kappa": Parameter("κ", "edges_per_cluster", (0.1, 0.2, 0.5, 1.0, 2.0), whole=True),
-    "alpha": Parameter("α", "alpha", _AROUND),
-    "beta": Parameter("β", "beta", _AROUND),
-    "beam": Parameter("b", "beam_size", _BEAMS, whole=True, trained=False),
-    "shortlist": Parameter("K", _SHORTLIST, _BEAMS[1:], whole=True, trained=False),
+    "lambda": SweptParameter("λ", _LAMBDA, (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)),
+    "kappa": SweptParameter("κ", "edges_per_cluster", (0.1, 0.2, 0.5, 1.0, 2.0), whole=True),
+    "alpha": SweptParameter("α", "alpha", _AROUND),
+    "beta": SweptParameter("β", "beta", _AROUND),
+    "beam": SweptParameter("b", "beam_size", _BEAMS, whole=True, trained=False),
+    "shortlist": SweptParameter("K", _SHORTLIST, _BEAMS[1:], whole=True, trained=False),
 }
 """Parameters by name. Table 7 varies λ and κ only."""
 

@@ -59,7 +59,7 @@ _KINDS = ("factor", "range", "values")
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class TunedParameter:
     """A search parameter, which sets one configuration key or the same key in every stage."""
 
     name: str
@@ -130,7 +130,7 @@ def default_space(config: ResolvedConfig) -> dict[str, Any]:
 
 def read_space(
     path: str | Path | None, config: EliasConfig, resolved: ResolvedConfig
-) -> list[Parameter]:
+) -> list[TunedParameter]:
     """Read and check the search space in a TOML file, or the default space if there is no file.
 
     Raises:
@@ -143,7 +143,7 @@ def read_space(
         try:
             if not defaults:
                 raise ConfigError(f"unknown key{did_you_mean(name, settings)}")
-            parameter = Parameter(name, *_parse_rule(rule, list(defaults.values())), defaults)
+            parameter = TunedParameter(name, *_parse_rule(rule, list(defaults.values())), defaults)
             for value in parameter.options:
                 config.override(parameter.changes(value))
         except ConfigError as error:
@@ -196,7 +196,7 @@ class Tuner:
     """The whole corpus. Settings that are not given are derived from it, as in `train`."""
     points: Corpus
     """The training and held-out points, which the trials see. There are no test points."""
-    parameters: Sequence[Parameter]
+    parameters: Sequence[TunedParameter]
     study: optuna.Study
     device: str
     deadline: float

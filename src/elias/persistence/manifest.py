@@ -93,7 +93,7 @@ _SETTINGS: Entries = {
 """Entries of ``data_settings``, all of which are optional."""
 
 
-def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
+def write_model_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
     """Write the manifest with its checksum, and the size and checksum of every other file.
 
     Args:

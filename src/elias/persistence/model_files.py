@@ -171,7 +171,7 @@ def _write(elias: Elias, folder: Path, *, compact: bool) -> None:
         "data_settings": metadata.pop(DATA_SETTINGS, {}),
         "metadata": metadata,
     }
-    files.write_manifest(folder, entries)
+    files.write_model_manifest(folder, entries)
 
 
 def load_model(

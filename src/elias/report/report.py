@@ -55,6 +55,11 @@ N_LABELS = 10
 """Number of labels in each table of labels with errors."""
 MIN_TEST_POINTS = 5
 """Minimum number of test points of a label in the table of labels with the lowest F1."""
+N_EXAMPLES = 20
+TOP_K = 5
+N_PATHS = 3
+_LABEL_COLOUR = 4  # red, as in the paper
+_CLUSTER_COLOURS = (0, 2, 3, 1, 5)
 _AT_ASSIGNED = int(np.searchsorted(THRESHOLDS, ASSIGNED))
 _REMEDY = "give the corpus that the run was trained on"
 
@@ -223,7 +228,7 @@ def report_values(
             values["decisions"] = decision_values(model.assign(last), split.labels, frequencies)
     if model.config.index.kind != "all":
         edges = statistics.graph_edges(model.model.graph)
-        sample = statistics.sample_points(model.model, corpus.train, model.config.seed)
+        sample = statistics.embed_sample(model.model, corpus.train, model.config.seed)
         maps = statistics.label_maps(sample, edges, model.config.seed)
         values["embeddings"] = map_values(maps, model.label_names)
         values["index"] = size_values(edges, sample.best)
@@ -499,10 +504,6 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
     return values
 
 
-_LABEL_COLOUR = 4  # red, as in the paper
-_CLUSTER_COLOURS = (0, 2, 3, 1, 5)
-
-
 def map_values(maps: LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
     """Return t-SNE maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9)."""
 
@@ -534,11 +535,6 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(value, f"{path}.{key}" if path else key)
     else:
         yield path, str(tree).lower() if tree is None or isinstance(tree, bool) else str(tree)
-
-
-N_EXAMPLES = 20
-TOP_K = 5
-N_PATHS = 3
 
 
 def _examples(model: Elias, split: Split) -> list[tuple[str, list[int], Explanation]]:

@@ -37,8 +37,23 @@ ASSIGNED = 0.25
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 N_DECILES = 10
 RECALL_AT = 100
+CURVE_KS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), *range(50, RECALL_AT + 1, 10))
+"""Values of k on the curve of R@k (Fig. 5)."""
 THRESHOLDS = np.round(np.arange(0, 1, 0.01), 2)
 """Thresholds on edge scores (Fig. 3 and 7a)."""
+MAX_POINTS = 20_000
+"""Maximum number of training points that are embedded."""
+N_PANELS = 6
+MIN_DRAWN = 10
+"""Minimum number of sampled points that a label must have to be drawn."""
+MAX_CLUSTERS = 5
+SPREAD_FREQUENCIES = (10, 30)
+"""Minimum and maximum number of points of the labels whose `spread` is compared.
+
+The range is narrow because the spread grows with the number of points.
+"""
+_DRAWN = 60  # maximum points of a label, and of each of its clusters
+_CHUNK = 1024
 
 
 @torch.no_grad()
@@ -117,9 +132,6 @@ def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) 
     return TrueScores(quantiles, counts / np.maximum(pairs, 1), pairs)
 
 
-RECALL_KS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), *range(50, RECALL_AT + 1, 10))
-
-
 class Recalls(NamedTuple):
     """Recall by number of predictions and by label decile, in percent (Fig. 5)."""
 
@@ -132,25 +144,10 @@ class Recalls(NamedTuple):
 
 def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> Recalls:
     """Return the recall of predictions (Fig. 5)."""
-    ks = [k for k in RECALL_KS if k <= max(1, predictions.ids.shape[1])]
+    ks = [k for k in CURVE_KS if k <= max(1, predictions.ids.shape[1])]
     curve = score(predictions, truth, None, [f"R@{k}" for k in ks])
     shares = recall_by_decile(predictions, truth, frequencies, k=RECALL_AT)
     return Recalls(ks, np.array(list(curve.values())), shares)
-
-
-MAX_POINTS = 20_000
-"""Maximum number of training points that are embedded."""
-N_PANELS = 6
-MIN_POINTS = 10
-"""Minimum number of sampled points that a label must have to be drawn."""
-MAX_CLUSTERS = 5
-SPREAD_FREQUENCIES = (10, 30)
-"""Minimum and maximum number of points of the labels whose `spread` is compared.
-
-The range is narrow because the spread grows with the number of points.
-"""
-_DRAWN = 60  # maximum points of a label, and of each of its clusters
-_CHUNK = 1024
 
 
 class PointSample(NamedTuple):
@@ -167,7 +164,7 @@ class PointSample(NamedTuple):
 
 
 @torch.no_grad()
-def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
+def embed_sample(model: EliasModel, split: Split, seed: int) -> PointSample:
     """Embed up to `MAX_POINTS` random training points, and find their clusters."""
     if len(split) > MAX_POINTS:
         rows = np.random.default_rng(seed).permutation(len(split))[:MAX_POINTS]
@@ -211,7 +208,7 @@ def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:
     n_clusters, n_points = np.diff(assigned.indptr), np.diff(by_label.indptr)
     several, one = (n_clusters > 1) & (n_clusters <= MAX_CLUSTERS), n_clusters == 1
     rng = np.random.default_rng(seed)
-    is_drawn = n_points >= MIN_POINTS
+    is_drawn = n_points >= MIN_DRAWN
     chosen = [
         np.sort(rng.permutation(np.flatnonzero(is_drawn & mask))[:N_PANELS])
         for mask in (several, one)

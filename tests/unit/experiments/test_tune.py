@@ -15,7 +15,7 @@ from elias import EliasConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError, DataError, RunError
 from elias.experiments import tune as module
-from elias.experiments.tune import Parameter, config_toml, default_space, read_space, tune
+from elias.experiments.tune import TunedParameter, config_toml, default_space, read_space, tune
 from elias.training.stage import EpochReport
 
 TINY = {
@@ -134,7 +134,7 @@ def test_a_factor_scales_every_stage_and_keeps_whole_numbers(tmp_path):
     ],
 )
 def test_the_search_starts_from_the_defaults_that_it_includes(rule, default, start):
-    parameter = Parameter("key", *rule, {"key": default})
+    parameter = TunedParameter("key", *rule, {"key": default})
 
     assert parameter.start() == ({} if start is None else {"key": start})
 

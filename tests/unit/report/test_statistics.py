@@ -181,7 +181,7 @@ def test_points_that_point_every_way_spread_more_than_those_that_agree(sample, l
 
 
 def test_labels_with_few_points_are_not_drawn(sample, label_edges, monkeypatch):
-    monkeypatch.setattr(module, "MIN_POINTS", 21)
+    monkeypatch.setattr(module, "MIN_DRAWN", 21)
 
     actual = label_maps(sample, label_edges, seed=0)
 

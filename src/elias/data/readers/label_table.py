@@ -90,7 +90,7 @@ def read_label_table(
     if kind == "tsv" and is_uri_list(head_lines(path, encoding)[0].split("\t")[0]):
         return _read_annif_tsv(path, encoding)
     table = TableFile(path, kind, base.ReadOptions(header=True, encoding=encoding))
-    columns = choose_columns(path, table.names, language)
+    columns = label_columns(path, table.names, language)
     is_multilingual = columns["name"].startswith(_LANGUAGE)
     others = [name for name in table.names if is_multilingual and name.startswith(_LANGUAGE)]
     rows: list[LabelRow] = []
@@ -147,7 +147,7 @@ def _read_annif_tsv(path: Path, encoding: str | None) -> LabelTable:
     return LabelTable(tuple(sanitize(list(names.values()))[0]), ids=tuple(names))
 
 
-def choose_columns(path: Path, names: Sequence[str], language: str | None = None) -> dict[str, str]:
+def label_columns(path: Path, names: Sequence[str], language: str | None = None) -> dict[str, str]:
     """Return the column of each part of a label, found by common names.
 
     A table with only an id column is accepted: the ids are then also the names. If there are
