@@ -173,14 +173,28 @@ def test_the_weight_of_a_character_ngram_is_divided_among_its_words():
     )
 
 
-def test_a_label_that_only_its_name_proposed_has_no_path():
+@pytest.fixture(scope="module")
+def trained():
+    """A model whose ranker reads embeddings, and test texts."""
     corpus = synthetic_corpus(n_points=400, n_labels=40)
-    config = EliasConfig().override(
-        {"encoder.dim": 16, "rerank.candidates": 3, "eval.drop_unhelpful": False}
-    )
-    model = train(corpus, config, device="cpu")
+    changes = {"encoder.dim": 16, "rerank.candidates": 3, "eval.drop_unhelpful": False}
+    config = EliasConfig().override({**changes, "rerank.embedding": "encoder"})
+    return train(corpus, config, device="cpu"), corpus.test.texts[:20]
 
-    explained = model.explain(corpus.test.texts[:20], top_k=3)
+
+def test_texts_are_encoded_once(trained):
+    model, texts = trained
+    batches = []
+    with model.model.encoder.register_forward_hook(lambda *_: batches.append(1)):
+        model.explain(texts)
+
+    assert len(batches) == 1
+
+
+def test_a_label_that_only_its_name_proposed_has_no_path(trained):
+    model, texts = trained
+
+    explained = model.explain(texts, top_k=3)
 
     labels = [label for one in explained for label in one.labels]
     by_name = [label for label in labels if label.p == 0]
