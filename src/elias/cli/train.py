@@ -75,10 +75,9 @@ def train(
             return
     config = configuration.build()
 
-    from elias.data.corpus import resolve_config
     from elias.kernels.device import pick_device
     from elias.training.compile_loops import compile_in_background
-    from elias.training.train import check_plan, starting_config, starting_corpus, train_resolved
+    from elias.training.train import check_plan, plan_training, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
@@ -91,9 +90,8 @@ def train(
         start = None
         if init_from is not None:
             start = elias.Elias.from_pretrained(init_from, device=init_device)
-        corpus = starting_corpus(world.rank0_first(lambda: training.read_corpus(config)), start)
-        config = starting_config(config, corpus, start)
-        resolved = resolve_config(config, corpus)
+        corpus = world.rank0_first(lambda: training.read_corpus(config))
+        corpus, config, resolved = plan_training(config, corpus, start)
         configuration.note_defaults()
         show_plan(config, resolved, corpus)
         if start is None and corpus.train.texts is not None and target_device.type == "cuda":

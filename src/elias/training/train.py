@@ -127,10 +127,10 @@ def train_together(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
-    corpus = starting_corpus(corpus, init_from)
+    corpus, _, resolved = plan_training(config, corpus, init_from)
     return train_resolved(
         world,
-        resolve_config(starting_config(config, corpus, init_from), corpus),
+        resolved,
         corpus,
         folder,
         init_from,
@@ -218,6 +218,19 @@ def check_world(config: EliasConfig, world: World) -> None:
             "encoder.compile: does not work with several processes, because torch.compile would "
             "reuse the dropout masks of the first batch; set it to 'off'"
         )
+
+
+def plan_training(
+    config: EliasConfig, corpus: Corpus, init_from: Elias | None
+) -> tuple[Corpus, EliasConfig, ResolvedConfig]:
+    """Return the corpus and the configuration to train with, also resolved.
+
+    If a model is trained further, `starting_corpus` and `starting_config` take over its labels and
+    settings.
+    """
+    corpus = starting_corpus(corpus, init_from)
+    config = starting_config(config, corpus, init_from)
+    return corpus, config, resolve_config(config, corpus)
 
 
 def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
