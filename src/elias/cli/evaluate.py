@@ -368,7 +368,7 @@ def calibrate(
     """Calibrate the probabilities of a model on points that it was not trained on."""
     from elias.persistence.hub import hub_id
     from elias.persistence.manifest import model_folder
-    from elias.rerank.probabilities import fit_probabilities, measure_probabilities
+    from elias.rerank.probabilities import PROBABILITIES, fit_probabilities, measure_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
         raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
@@ -394,10 +394,11 @@ def calibrate(
     predicted = {
         name: (model.predict_split(points), points.labels) for name, points in splits.items()
     }
-    fit_probabilities(model, *predicted[split])
-    results = measure_probabilities(model, predicted, name=split)
-    if not results:
+    model.probabilities = fit_probabilities(*predicted[split])
+    if model.probabilities is None:
         raise DataError(f"{data}: has too few {split} points to calibrate on; use more data")
+    results = measure_probabilities(model.probabilities, predicted, name=split)
+    model.metadata[PROBABILITIES] = results
     folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)
     if as_json:
         console.print_json(results)

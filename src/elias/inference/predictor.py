@@ -392,13 +392,10 @@ class Elias:
         self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
     ) -> Predictions:
         """Keep only the labels above a threshold, as `predict` with ``threshold`` does."""
-        weights = self.probabilities.label_weights(threshold) if self.probabilities else None
-        if weights and self.check_component(component) == self.components[-1]:
-            return predictions.best_by(weights)
-        lowest = self.threshold(threshold, component)
-        by_label = self.probabilities.label_thresholds(threshold) if self.probabilities else None
-        keep_best = self.keeps_best(threshold, component)
-        return predictions.threshold(lowest, keep_best=keep_best, by_label=by_label)
+        is_last = self.check_component(component) == self.components[-1]
+        if is_last and self.probabilities is not None:
+            return self.probabilities.assign(predictions, threshold)
+        return predictions.threshold(self.threshold(threshold, component))
 
     @overload
     def explain(  # type: ignore[overload-overlap]  # a str is a sequence of str

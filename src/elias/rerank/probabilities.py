@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.inference.predictor import Elias
-
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +159,16 @@ class Probabilities:
         """
         name = str(parse_target(target)[0])
         return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
+
+    def assign(self, predictions: Predictions, target: float | str) -> Predictions:
+        """Keep only the labels that are assigned with a target, see `threshold`."""
+        if weights := self.label_weights(target):
+            return predictions.best_by(weights)
+        return predictions.threshold(
+            self.threshold(target),
+            keep_best=self.keeps_best(target),
+            by_label=self.label_thresholds(target),
+        )
 
     def label_thresholds(self, target: float | str) -> Mapping[int, float]:
         """Return the thresholds of single labels. Only the target ``"per-label"`` has any."""
@@ -421,49 +429,44 @@ def _reached(
 
 
 def fit_probabilities(
-    model: Elias, predictions: Predictions | None, labels: csr_matrix | None
-) -> None:
-    """Fit probabilities for the last component of a model on predictions for held-out points.
+    predictions: Predictions | None, labels: csr_matrix | None
+) -> Probabilities | None:
+    """Fit probabilities to the predictions of the last component for held-out points.
 
-    It gets no probabilities if there are too few points, or if all or no predictions are correct.
+    Return None if there are too few points, or if all or no predictions are correct.
     """
-    model.probabilities = None
     if predictions is None or labels is None or len(predictions) < MIN_POINTS:
         n_points = 0 if predictions is None else len(predictions)
         message = "scores get no probabilities: only %d points are held out, but %d are needed"
         logger.info(message, n_points, MIN_POINTS)
-        return
-    model.probabilities = Probabilities.fit(predictions, labels)
-    if model.probabilities is None:
+        return None
+    learned = Probabilities.fit(predictions, labels)
+    if learned is None:
         logger.info("scores get no probabilities: all or no held-out predictions are correct")
+    return learned
 
 
 def measure_probabilities(
-    model: Elias,
+    learned: Probabilities,
     predicted: Mapping[str, tuple[Predictions, csr_matrix]],
     *,
     name: str = "validation",
 ) -> dict[str, Any]:
-    """Return the quality of a model's probabilities, and add it to the metadata of the model.
+    """Return the quality of a model's probabilities, for its metadata.
 
     Args:
-        model: A model, after `fit_probabilities`.
+        learned: The probabilities.
         predicted: For each split, by name, the model's predictions and the relevant labels.
         name: Name of the split on which the probabilities were fitted.
 
     Returns:
         ECE@5 of each split in percent, before and after calibration, the threshold with the best
-        F1, and `f1_metrics` of each split at this threshold. The dictionary is empty if the model
-        has no probabilities.
+        F1, and `f1_metrics` of each split at this threshold.
     """
-    model.metadata.pop(PROBABILITIES, None)
-    learned = model.probabilities
-    if learned is None:
-        return {}
     errors, at_threshold = {}, {}
     for split, (predictions, labels) in predicted.items():
         ranked = replace(predictions, probabilities=learned.of(predictions.scores))
-        at_threshold[split] = rounded(f1_metrics(model.assign(ranked), labels))
+        at_threshold[split] = rounded(f1_metrics(learned.assign(ranked, "f1"), labels))
         errors[split] = {
             when: round(calibration_error(ranked, labels, ECE_AT, calibrated=when == "after"), 4)
             for when in ("before", "after")
@@ -471,10 +474,8 @@ def measure_probabilities(
     at_rule = at_threshold[name]
     at_best = {metric: at_rule[f"micro-{metric}"] for metric in ("precision", "recall", "F1")}
     threshold, keep_best = learned.threshold("f1"), learned.keeps_best("f1")
-    quality: dict[str, Any] = {
+    return {
         "errors": errors,
         "f1": {"threshold": threshold, "keep_best": keep_best, **at_best},
         "at_threshold": at_threshold,
     }
-    model.metadata[PROBABILITIES] = quality
-    return quality

@@ -881,14 +881,18 @@ class Trainer:
 
         with run.timed(PROBABILITIES):
             held_out = measured("validation") if "validation" in splits else (None, None)
-            fit_probabilities(model, *held_out)
+            model.probabilities = fit_probabilities(*held_out)
             last = model.last_alone
             # scores of labels outside the index depend on the probabilities
             if len(members) == 1 and model.added is not None:
                 for name in splits:
                     final[name] = self._join_added(model, name, {last: final[name]})[last]
                 self._report(last, self._measure_all(final))
-            quality = measure_probabilities(model, {name: measured(name) for name in splits})
+            quality: dict[str, Any] = {}
+            if model.probabilities is not None:
+                predicted = {name: measured(name) for name in splits}
+                quality = measure_probabilities(model.probabilities, predicted)
+                model.metadata[PROBABILITIES] = quality
         run.record(PROBABILITIES, **quality)
         model.metadata["timings"] = rounded(run.timings)
         if run.folder is not None:
