@@ -225,14 +225,13 @@ class StageInitializer:
         self, model: EliasModel, stage: ResolvedStage, partition: NDArray[np.int64] | None
     ) -> None:
         """Initialise the classifiers of labels and, if a partition is given, of clusters."""
-        sharded = isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
-            if sharded and partition is not None:
+            if self.world.shards_labels and partition is not None:
                 model.labels.reset()  # a single process also draws twice, see LinearRows
             model.labels.reset(self._prior(stage))
             return
         tokens, labels = self._points_and_label_texts()
-        if sharded:
+        if self.world.shards_labels:
             embedding = embed_all(self.encoder, tokens.part(self.world.share(len(tokens))))
             centroids = find_sharded_centroids(labels, embedding, self.world)
         else:
