@@ -71,8 +71,7 @@ BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
 
-The learning rate of a wider transformer is lower in proportion: 1e-4 instead of 2e-4 for BERT-base,
-which is twice as wide."""
+The learning rate of a wider transformer is lower in proportion, for BERT-base half as high."""
 
 _COMMON = {
     "steps": 80,  # approximate number of steps in an epoch, from which the batch size follows
@@ -327,7 +326,7 @@ def batch_size(kind: str, n_points: int, steps: int) -> int:
 
 
 def max_length(n_bytes: int | None) -> int:
-    """Return the number of tokens that a text of ``n_bytes`` needs, one of 32, 64, 128 and 256.
+    """Return the number of tokens that a text of ``n_bytes`` needs, one of `MAX_LENGTHS`.
 
     >>> max_length(100), max_length(10_000)
     (32, 256)
@@ -358,10 +357,10 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 
 
 def n_clusters(n_labels: int, rule: _IndexRule) -> int:
-    """Return C, the number of clusters.
+    """Return C, the smallest power of two with at most ``rule.labels_per_cluster`` labels each.
 
-    It is the smallest power of two that is at least L/50 (L/100 for many labels) and at least 32.
-    It is smaller if clusters would have fewer than 4 labels.
+    It is at least `MIN_CLUSTERS`, unless clusters would have fewer than `MIN_LABELS_PER_CLUSTER`
+    labels.
     """
     share = n_labels / rule.labels_per_cluster
     clusters = 1 << math.ceil(math.log2(max(share, 1)))
@@ -370,10 +369,9 @@ def n_clusters(n_labels: int, rule: _IndexRule) -> int:
 
 
 def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
-    """Return K, the number of labels in the shortlist.
+    """Return K, the size of the shortlist: a share of the labels, but at least `MIN_SHORTLIST`.
 
-    It is 35% of the labels, but at least 100. It is at most 3000 (4000 for many labels), at most
-    the number of labels, and at most b·κ, the number of paths.
+    It is at most ``rule.max_shortlist``, the number of labels, and b·κ, the number of paths.
     """
     share = max(MIN_SHORTLIST, int(rule.shortlist_share * n_labels))
     return min(rule.max_shortlist, share, n_labels, n_paths)
@@ -382,10 +380,10 @@ def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
 def validation_size(n_points: int, *, refits: bool = False) -> int:
     """Return the number of points to hold out for validation.
 
-    It is the larger of two numbers: a tenth of the points, at most 1000, and a twentieth, at most
-    5000. With ``refits``, the ranker is later trained on the held-out points, too, so more points
-    can be spared: the first number is a fifth, at most 2000. To choose a threshold, at least
-    `MIN_VALIDATION` points are held out, if this is at most a third of all points.
+    It is the larger of two shares of the points, each with a limit: the larger share has the lower
+    limit. With ``refits``, the ranker is later trained on the held-out points, too, so more points
+    can be spared. To choose a threshold, at least `MIN_VALIDATION` points are held out, if this is
+    at most a third of all points.
 
     >>> validation_size(4000), validation_size(4000, refits=True), validation_size(100)
     (400, 800, 20)

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +11,7 @@ from elias.config import (
     ResolvedConfig,
     StageConfig,
 )
+from elias.config import resolve as rules
 from elias.config.resolve import reasons, validation_size
 from elias.errors import ConfigError
 
@@ -280,3 +284,25 @@ def test_a_given_setting_has_no_reason():
 
     assert not changes.keys() & reasons(given, resolved, 4000, 8484).keys()
     assert reasons(resolved, resolved, 4000, 8484) == {}
+
+
+@pytest.mark.parametrize("page", ["reference/configuration.md", "explanation/defaults.md"])
+def test_the_pages_have_the_constants_of_the_rules(page):
+    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf8")
+    wide, paper = rules.WIDE, rules.PAPER
+    facts = [
+        f"{rules.MAX_RERANKED_LABELS:,} labels and {rules.MAX_RERANKED_POINTS:,}",
+        "{}, {}, {} {} {}".format(*rules.MAX_LENGTHS[:3], "(and|or)", rules.MAX_LENGTHS[3]),
+        f"{rules.MAX_SCORED_LABELS} labels",
+        f"{rules.MAX_WIDE_LABELS['bag']:,}",
+        f"{rules.MAX_WIDE_LABELS['transformer']:,}",
+        f"{wide.shortlist_share:.0%}( of the)? labels,? .?at most {wide.max_shortlist}",
+        f"(many labels: |training and ){paper.max_shortlist}",
+        f"{rules.MAX_SCORES / 1e9:g}·10⁹",
+        f"twentieth up to {rules.MAX_VALIDATION}",
+    ]
+    for rule in (wide, paper):
+        facts.append(f"{rule.edges_per_label}(·L/C| edges per label)")
+        facts.append(f"(Derived: |many labels: |beam ){rule.beam_size}")
+
+    assert [fact for fact in facts if not re.search(fact, text)] == []
