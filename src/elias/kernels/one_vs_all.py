@@ -18,8 +18,8 @@ from elias.kernels.plain import ranking_key, split_ranking_key
 
 _CHUNK_NUMBERS = 2**24
 """Logits or weights per chunk: 64 MB in float32."""
-_CACHED_NUMBERS = 2**19
-"""Logits or weights per chunk of the loss on a CPU: 2 MB, which fit into the cache."""
+_CACHED_NUMBERS = 2**18
+"""Logits or weights per chunk of the loss on a CPU: 1 MB, which fit into the cache."""
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.

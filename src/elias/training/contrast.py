@@ -18,7 +18,7 @@ from elias.progress import progress
 from elias.text.batches import collate, n_batches, positives_of, shuffled_batches
 from elias.text.tokens import Tokens
 from elias.training.optimizer import Optimizer, schedule
-from elias.training.stage import Points
+from elias.training.stage import Points, torch_on_one_thread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,12 +53,14 @@ def train_by_contrast(
     text_of[label_texts.labels.indices] = np.arange(len(label_texts.tokens))
     counts = np.bincount(points.labels.indices, minlength=n_labels + 1)
     log_weight = np.where(text_of >= 0, -0.5 * np.log(np.maximum(counts, 1)), -np.inf)
-    optimizer = Optimizer(OneVsAll(encoder, 1), stage)  # only the encoder has gradients
+    model = OneVsAll(encoder, 1)  # only the encoder has gradients
+    optimizer = Optimizer(model, stage)
     per_epoch = n_batches(len(points.tokens), stage.batch_size)
     encoder.train()
     encoder.dropout.eval()
     losses: list[float] = []
-    with progress("Contrastive training on label texts", EPOCHS * per_epoch) as advance:
+    title = "Contrastive training on label texts"
+    with progress(title, EPOCHS * per_epoch) as advance, torch_on_one_thread(model):
         for step in range(EPOCHS * per_epoch):
             if step % per_epoch == 0:
                 batches = shuffled_batches(points.tokens.lengths, stage.batch_size, rng)

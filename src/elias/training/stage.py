@@ -61,14 +61,13 @@ _MAX_NAMED_POINTS = 10
 
 @contextmanager
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
-    """Limit torch to one thread if most of the model is computed by numba kernels.
+    """Limit torch to one thread unless the encoder is a transformer.
 
-    Torch then runs only small operations, which several threads would slow down, and whose sums
-    would depend on the number of threads. Transformers and one-vs-all models compute mostly in
-    torch, so they use all threads.
+    A bag is mostly computed by numba kernels. Torch then runs only small operations, which several
+    threads would slow down, and whose sums would depend on the number of threads.
     """
     n_threads = torch.get_num_threads()
-    if model.encoder.uses_numba and not isinstance(model, OneVsAll):
+    if model.encoder.uses_numba:
         torch.set_num_threads(1)
     try:
         yield

@@ -334,14 +334,14 @@ def test_processes_agree_on_the_weight_that_is_not_finite():
 
 
 def test_torch_uses_one_thread_where_numba_does_most_of_the_work():
-    graph = make_model()
-    every_label = OneVsAll(graph.encoder, N_LABELS)
+    model = make_model()
     before = torch.get_num_threads()
 
-    with torch_on_one_thread(graph):
-        of_graph = torch.get_num_threads()
-    with torch_on_one_thread(every_label):
-        of_every_label = torch.get_num_threads()
+    with torch_on_one_thread(model):
+        of_bag = torch.get_num_threads()
+    model.encoder.uses_numba = False
+    with torch_on_one_thread(model):
+        of_transformer = torch.get_num_threads()
 
-    assert of_graph == 1
-    assert of_every_label == torch.get_num_threads() == before
+    assert of_bag == 1
+    assert of_transformer == torch.get_num_threads() == before
