@@ -149,6 +149,14 @@ def elife_introductions(copy):
 
 
 def finna_fi(copy):
+    yield from finna_titles(copy, "fi")
+
+
+def finna_en(copy):
+    yield from finna_titles(copy, "en")
+
+
+def finna_titles(copy, language):
     """Sample titles with 3 to 20 concepts; equal beginnings are one group (volumes, series).
 
     The source lists about 300 titles of each concept at most, found by a search that also matches
@@ -156,7 +164,7 @@ def finna_fi(copy):
     out, and titles of many works ("Summary"), which have up to 16,122 concepts.
     """
     concepts = defaultdict(list)
-    for _, content in read_files(copy, "subjects/yso-finna-fi/*.txt"):
+    for _, content in read_files(copy, f"subjects/yso-finna-{language}/*.txt"):
         head, *titles = content.decode().splitlines()
         _, _, name = head.partition(" ")
         for title in dict.fromkeys(clean(title) for title in titles):
@@ -285,6 +293,7 @@ CORPORA = {
     elife_keywords: "elifesciences/elife-article-xml",
     elife_introductions: "elifesciences/elife-article-xml",
     finna_fi: "NatLibFi/Annif-corpora",
+    finna_en: "NatLibFi/Annif-corpora",
     nuclei_tags: "projectdiscovery/nuclei-templates",
     boe_subjects: "legalize-dev/legalize-es",
     tate_artists: "tategallery/collection",
@@ -295,7 +304,7 @@ CORPORA = {
     medical_abstracts: "sebischair/Medical-Abstracts-TC-Corpus",
     offensive_tweets: "t-davidson/hate-speech-and-offensive-language",
 }
-GROUP_COLUMN = {tate_artists}
+GROUP_COLUMN = {finna_en, tate_artists}
 """Corpora whose files have the group of each point, for ``elias train --group group``."""
 READERS = {reader.__name__.replace("_", "-"): reader for reader in CORPORA}
 

@@ -83,7 +83,7 @@ class ConfigOptions:
         Path | None, Option("--config", metavar="FILE", help="TOML file, or config.json of a run.")
     ] = None
     encoder: Annotated[
-        str | None, Option(metavar="MODEL", help="Encoder: bag, minilm, a folder or a hub id.")
+        str | None, Option(metavar="MODEL", help="bag, minilm, a folder or a hub id.")
     ] = None
     changes: Annotated[
         list[str] | None,
@@ -125,9 +125,9 @@ class CorpusOptions:
             help="Keep rows with the same value in one split (default: near-duplicates).",
         ),
     ] = None
-    no_header: Annotated[
-        bool, Option("--no-header", help="The file has no header; columns are numbered from 1.")
-    ] = False
+    no_header: Annotated[bool, Option("--no-header", help="No header; columns count from 1.")] = (
+        False
+    )
     encoding: Encoding = None
     label_table: Annotated[
         Path | None, Option(metavar="FILE", help="Label table, or SKOS vocabulary.")

@@ -63,10 +63,11 @@ MIN_VALIDATION, MAX_VALIDATION = 20, 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
-MAX_SCORES = 2e9
-"""Maximum of points × labels for which a stage scores every label, which takes minutes on a CPU.
+MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
+"""Maximum of points × labels for which a stage scores every label.
 
-With more labels, most labels have one or two points, and training on hard negatives is better."""
+A bag then trains for some minutes on a CPU. A transformer learns more from hard negatives if most
+labels have one or two points."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
@@ -273,7 +274,7 @@ def _fill_encoder(encoder: EncoderConfig, n_bytes: int | None) -> ResolvedEncode
 
 def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[ResolvedStage, ...]:
     kind = config.encoder.kind
-    affordable = n_points * n_labels <= MAX_SCORES and config.loss.reduction == "sum"
+    affordable = n_points * n_labels <= MAX_SCORES[kind] and config.loss.reduction == "sum"
     resolved: list[ResolvedStage] = []
     for stage in config.stages:
         is_last = stage is config.stages[-1]
@@ -459,10 +460,10 @@ def reasons(
             why[f"{where}.epochs"] = f"default of a {kind}"
         if stage.batch_size is None:
             why[f"{where}.batch_size"] = points
-        is_large = n_points * n_labels > MAX_SCORES
+        is_large = n_points * n_labels > MAX_SCORES[kind]
         if index.kind == "graph" and stage.score_all is None and derived.score_all != is_large:
             limit = "more than" if is_large else "at most"
-            why[f"{where}.score_all"] = f"points × labels {limit} {MAX_SCORES:,.0f}"
+            why[f"{where}.score_all"] = f"points × labels {limit} {MAX_SCORES[kind]:,.0f}"
     return why
 
 

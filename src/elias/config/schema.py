@@ -254,7 +254,8 @@ class StageConfig:
     score_all: bool | None = None
     """Score every label in each step (one-vs-all), in a stage that does not learn the graph. If
     false, the graph is fixed: a partition with all edge scores 1, as in the paper. By default, a
-    stage before the last one scores every label if points × labels is at most 2·10⁹."""
+    stage before the last one scores every label if points × labels is at most 2·10¹⁰
+    (transformer: 2·10⁹)."""
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None

@@ -50,7 +50,7 @@ _IDF = "vocabulary.idf"
 """Name of the tensor of inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes allowed for tensors that are converted when they are loaded."""
-_ADDED = ("labels", "vectors", "background", "n_examples")
+_ADDED = ("labels", "vectors", "background", "n_examples", "offset")
 """Saved arrays of `AddedLabels`."""
 _ENCODER_ENTRIES: dict[str, files.Entries] = {
     "transformer": {},
@@ -285,11 +285,14 @@ def _load_weights(
 
 def _load_added(manifest: files.Manifest, n_labels: int, dim: int) -> AddedLabels:
     tensors = manifest.tensors(files.ADDED_FILE)
+    n_rows = len(tensors.get("labels", ()))
+    tensors.setdefault("offset", torch.zeros(n_rows))  # older models have none
     expected: files.Expected = {
         "labels": ("int64", (None,)),
-        "vectors": ("float32", (len(tensors.get("labels", ())), dim)),
-        "background": ("float32", (len(tensors.get("labels", ())), 2)),
-        "n_examples": ("int64", (len(tensors.get("labels", ())),)),
+        "vectors": ("float32", (n_rows, dim)),
+        "background": ("float32", (n_rows, 2)),
+        "n_examples": ("int64", (n_rows,)),
+        "offset": ("float32", (n_rows,)),
     }
     manifest.check_tensors(files.ADDED_FILE, tensors, expected)
     labels = tensors["labels"]

@@ -52,6 +52,7 @@ N_BACKGROUND = 1000
 CHAR_NGRAMS = (3, 5)
 # prior mean and deviation of the cosines, and weight of the prior as a number of labels
 _MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50
+_MAX_OFFSET = 30.0
 _CELLS = 1 << 23  # scores computed at a time, to bound memory
 
 
@@ -63,8 +64,8 @@ def label_vectors(
     example_labels: csr_matrix | None = None,
     *,
     seen: NDArray[np.bool_] | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Return `AddedLabels.vectors`, ``background`` and ``n_examples`` of new labels.
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+    """Return `AddedLabels.vectors`, ``background``, ``n_examples`` and an ``offset`` of 0.
 
     A label vector z is a weighted sum of three unit vectors: the embedding of the label text, the
     mean classifier of the `NEIGHBOURS` most similar trained labels, and the mean embedding of the
@@ -106,7 +107,8 @@ def label_vectors(
         share * measured + (1 - share) * prior
         for measured, prior in ((cosines.mean(axis=1), _MEAN), (cosines.var(axis=1), _SPREAD**2))
     )
-    return vectors, np.stack([mean, np.sqrt(variance)], axis=1).astype(np.float32), counts
+    background = np.stack([mean, np.sqrt(variance)], axis=1).astype(np.float32)
+    return vectors, background, counts, np.zeros(len(new), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class AddedLabels:
     """Labels that are scored by their texts instead of the index.
 
     >>> vector, background = np.float32([[1, 0]]), np.float32([[0.0, 0.1]])
-    >>> added = AddedLabels(np.array([7]), vector, background, np.array([0]), (("red cod",),))
+    >>> zero = np.zeros(1, dtype=np.float32)
+    >>> added = AddedLabels(np.array([7]), vector, background, np.array([0]), zero, (("red cod",),))
     >>> near, far = added.probabilities(np.float32([[2, 0], [0, 1]]), ["red cod", "tape"])[:, 0]
     >>> bool(near > 0.5 > far)
     True
@@ -128,6 +131,8 @@ class AddedLabels:
     """(A, 2) mean and standard deviation of the cosine of z and the texts of other labels."""
     n_examples: NDArray[np.int64]
     """(A,) number of examples of each row."""
+    offset: NDArray[np.float32]
+    """(A,) added to the log-odds of each row, see `expecting`."""
     names: tuple[tuple[str, ...], ...] = ()
     """Name and synonyms of each row."""
     reference: Featurizer | None = None
@@ -144,6 +149,7 @@ class AddedLabels:
             np.concatenate([self.vectors, other.vectors]),
             np.concatenate([self.background, other.background]),
             np.concatenate([self.n_examples, other.n_examples]),
+            np.concatenate([self.offset, other.offset]),
         )
 
     def relabel(self, new_ids: NDArray[np.int64]) -> AddedLabels | None:
@@ -156,6 +162,7 @@ class AddedLabels:
             self.vectors[keep],
             self.background[keep],
             self.n_examples[keep],
+            self.offset[keep],
         )
 
     def named(self, table: LabelTable, model: EliasModel, reranker: Reranker | None) -> AddedLabels:
@@ -168,6 +175,20 @@ class AddedLabels:
             reference = model.encoder.featurizer
         rows = [(name, *synonyms) for name, _, synonyms, *_ in table.take(self.labels).rows()]
         return replace(self, names=tuple(rows), reference=reference)
+
+    def expecting(
+        self, n_relevant: float, embedding: NDArray[np.float32], texts: Sequence[str]
+    ) -> AddedLabels:
+        """Return a copy for texts of which ``n_relevant`` labels are expected to be relevant.
+
+        The constants of this module and ``n_relevant`` are two estimates. The log-odds are moved
+        half of the way from the first to the second. Embeddings and texts are as in
+        `probabilities`.
+        """
+        n_texts = min(len(texts), max(1, _CELLS // max(1, len(self))))
+        log_odds = self.log_odds(embedding[:n_texts], texts[:n_texts])
+        offset = offset_for_mean(log_odds, n_relevant / len(self))
+        return replace(self, offset=self.offset + np.float32(offset / 2))
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
@@ -202,15 +223,23 @@ class AddedLabels:
             embedding: (n, D) embeddings φ(x) of the texts.
             texts: The texts, or None to use only the similarity.
         """
+        return _sigmoid(self.log_odds(embedding, texts))
+
+    def log_odds(
+        self, embedding: NDArray[np.float32], texts: Sequence[str] | None
+    ) -> NDArray[np.float32]:
+        """Return the logit of each of the `probabilities` (n, A)."""
         mean, spread = self.background.T
         similarity = (unit_embedding(embedding) @ self.vectors.T - mean) / spread
         if texts is None:
-            return _sigmoid(DENSE_RULE[0] + DENSE_RULE[1] * similarity)
-        coverage = self.coverage(texts)
-        bias, dense, lexical, both = RULE
-        # the coverage matters less for similar texts, but never lowers the probability
-        weight = np.maximum(lexical + both * similarity, 0)
-        return _sigmoid(bias + dense * similarity + weight * coverage)
+            bias, dense = DENSE_RULE
+            by_coverage = np.zeros_like(similarity)
+        else:
+            bias, dense, lexical, both = RULE
+            # the coverage matters less for similar texts, but never lowers the probability
+            by_coverage = np.maximum(lexical + both * similarity, 0) * self.coverage(texts)
+        log_odds: NDArray[np.float32] = bias + dense * similarity + by_coverage + self.offset
+        return log_odds
 
     def best(
         self,
@@ -237,6 +266,15 @@ class AddedLabels:
             ids[rows] = self.labels[top]
             probabilities[rows] = np.take_along_axis(values, top, axis=1)
         return np.where(probabilities > 0, ids, -1), probabilities
+
+
+def offset_for_mean(log_odds: NDArray[np.float32], mean: float) -> float:
+    """Return the offset of log-odds with which the mean probability is ``mean``."""
+    low, high = -_MAX_OFFSET, _MAX_OFFSET
+    for _ in range(20):
+        offset = (low + high) / 2
+        low, high = (low, offset) if _sigmoid(log_odds + offset).mean() > mean else (offset, high)
+    return low
 
 
 @njit(cache=True, nogil=True)

@@ -265,8 +265,8 @@ def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling)
         (4000, 8484, {"index.n_clusters": "about 33 labels each"}),
         (4000, 8484, {"index.edges_per_cluster": "about 12 for each label"}),
         (4000, 8484, {"index.shortlist_size": "35% of the labels"}),
-        (4000, 8484, {"stages.stage1.score_all": "points × labels at most 2,000,000,000"}),
-        (10**6, 8484, {"stages.stage1.score_all": "points × labels more than 2,000,000,000"}),
+        (4000, 8484, {"stages.stage1.score_all": "points × labels at most 20,000,000,000"}),
+        (10**7, 8484, {"stages.stage1.score_all": "points × labels more than 20,000,000,000"}),
         (4000, 8484, {"stages.stage2.epochs": "default of a bag"}),
         (4000, 50, {"stages.one-vs-all.batch_size": "4,000 points"}),
     ],
@@ -298,7 +298,7 @@ def test_the_pages_have_the_constants_of_the_rules(page):
         f"{rules.MAX_WIDE_LABELS['transformer']:,}",
         f"{wide.shortlist_share:.0%}( of the)? labels,? .?at most {wide.max_shortlist}",
         f"(many labels: |training and ){paper.max_shortlist}",
-        f"{rules.MAX_SCORES / 1e9:g}·10⁹",
+        f"{rules.MAX_SCORES['bag'] / 1e10:g}·10¹⁰.{{1,30}}{rules.MAX_SCORES['transformer'] / 1e9:g}·10⁹",
         f"twentieth up to {rules.MAX_VALIDATION}",
     ]
     for rule in (wide, paper):

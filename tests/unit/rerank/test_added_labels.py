@@ -10,12 +10,13 @@ from scipy.sparse import csr_matrix
 from elias import LabelTable
 from elias.model.batched import embed_all
 from elias.rerank import added_labels
-from elias.rerank.added_labels import AddedLabels, label_vectors
+from elias.rerank.added_labels import AddedLabels, label_vectors, offset_for_mean
 from elias.text.vectorizer import Featurizer, ngrams_of, words_of
 from untrained_model import TEXTS, untrained_model
 
 NAMES = (("red herring", "kipper"), ("tin opener",), ("red tape",))
 BACKGROUND = [[0.0, 0.1], [0.1, 0.2], [-0.1, 0.05]]
+OFFSET = [0.0, -2.0, 0.5]
 READ = ["a red herring and a kipper", "the tins are opened", "red, red tape", "wine law", ""]
 
 
@@ -28,8 +29,9 @@ def model():
 def added(request):
     vectors = np.float32([[1, 0, 0], [0, 1, 0], [0, 0.6, 0.8]])
     reference = request.param and Featurizer.fit(request.param, char_ngrams=(3, 4), min_count=1)
+    labels, offset = np.array([7, 9, 4]), np.float32(OFFSET)
     return AddedLabels(
-        np.array([7, 9, 4]), vectors, np.float32(BACKGROUND), np.zeros(3, int), NAMES, reference
+        labels, vectors, np.float32(BACKGROUND), np.zeros(3, int), offset, NAMES, reference
     )
 
 
@@ -61,14 +63,14 @@ def slow_coverage(text, names, reference):
     return max(shares)
 
 
-def slow_probability(phi, text, z, background, coverage):
+def slow_probability(phi, text, z, background, coverage, offset):
     cosine = sum(a * b for a, b in zip(phi, z, strict=True)) / math.hypot(*phi)
     s = (cosine - background[0]) / background[1]
     if text is None:
         logit = -7.65 + 0.988 * s
     else:
         logit = -7.77 + 0.884 * s + max(0, 5.90 - 0.681 * s) * coverage
-    return 1 / (1 + math.exp(-logit))
+    return 1 / (1 + math.exp(-logit - offset))
 
 
 def test_coverage_is_the_largest_share_of_a_name_that_the_text_has(added):
@@ -92,9 +94,33 @@ def test_probabilities_follow_the_documented_formula(added, texts):
 
     for i, j in np.ndindex(probabilities.shape):
         expected = slow_probability(
-            phi[i].tolist(), texts, added.vectors[j].tolist(), BACKGROUND[j], coverage[i, j]
+            phi[i].tolist(),
+            texts,
+            added.vectors[j].tolist(),
+            BACKGROUND[j],
+            coverage[i, j],
+            OFFSET[j],
         )
         assert probabilities[i, j] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("mean", [1e-4, 0.06, 0.5])
+def test_an_offset_gives_log_odds_the_mean_probability(mean):
+    log_odds = np.random.default_rng(2).normal(scale=5, size=(40, 3)).astype(np.float32)
+
+    offset = offset_for_mean(log_odds, mean)
+
+    assert (1 / (1 + np.exp(-log_odds - offset))).mean() == pytest.approx(mean, rel=1e-2)
+
+
+def test_log_odds_move_half_of_the_way_to_the_expected_number_of_labels(added):
+    phi = np.random.default_rng(2).normal(size=(len(READ), 3)).astype(np.float32)
+    before = added.log_odds(phi, READ)
+
+    after = added.expecting(0.06, phi, READ).log_odds(phi, READ)
+
+    expected = before + offset_for_mean(before, 0.06 / 3) / 2
+    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_name_in_the_text_never_lowers_the_probability(added):
@@ -146,7 +172,8 @@ def test_a_label_vector_is_its_text_and_half_of_similar_classifiers_and_of_examp
     shows = csr_matrix(np.float32([[1, 0], [0, 1], [1, 0]]))
     seen = np.arange(40) < 30
 
-    vectors, background, counts = label_vectors(model.model, labels, new, TEXTS, shows, seen=seen)
+    parts = label_vectors(model.model, labels, new, TEXTS, shows, seen=seen)
+    vectors, background, counts, offset = parts
 
     def unit(rows):
         return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
@@ -164,6 +191,7 @@ def test_a_label_vector_is_its_text_and_half_of_similar_classifiers_and_of_examp
         z += 0.5 * len(shown) * unit(shown.sum(axis=0))
         np.testing.assert_allclose(vectors[i], unit(z), rtol=1e-4, atol=1e-6)
     assert counts.tolist() == [2, 1]
+    assert offset.tolist() == [0, 0]
     assert (background[:, 1] > 0).all()
 
 
