@@ -155,7 +155,7 @@ def predict_member(
     if searched is not None:
         searched[member.model] = candidates
     for_ranker = candidates
-    if _reranks(member, components):
+    if member.first_encoder is not None and not set(components) <= {member.components[0]}:
         for_ranker = ranker_candidates(member, candidates, tokens)
     ranked = rank_candidates(
         member, for_ranker, inputs, components, options.top_k, blocked=options.blocked
@@ -202,17 +202,12 @@ def search_member(
 ) -> Candidates:
     """Return the candidates of one member, with embeddings φ(x) if they are needed later."""
     index, rerank = member.config.index, member.config.rerank
-    reranks = _reranks(member, components)
+    reranks = not set(components) <= {member.components[0]}
     top_k = max(options.top_k, rerank.candidates) if reranks else options.top_k
     by_ranker = reranks and rerank.embedding == "encoder"
     embed = options.embed or by_ranker or member.added is not None
     candidates = search(member.model, tokens, index, replace(options, top_k=top_k, embed=embed))
     return add_embedding(candidates, member.model.encoder, tokens) if embed else candidates
-
-
-def _reranks(member: Elias, components: Sequence[str]) -> bool:
-    """Return whether any of the components needs the ranker."""
-    return not set(components) <= {member.components[0]}
 
 
 def search(
