@@ -265,9 +265,10 @@ def stdin_lines() -> Iterator[str]:
 
 
 def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:
-    """Return the labels of ``--only`` or ``--without`` as names or label numbers.
+    """Return the labels given by ``--only`` or ``--without`` as names or label numbers.
 
-    Digits are a label number, unless a label has that name. ``@FILE`` has one label per line.
+    A number is a label number, unless a label has that name. ``@FILE`` reads labels from a file,
+    one per line. Return None if no labels are given.
 
     >>> parse_labels(["fish", "1"], ["fish", "law"])
     ['fish', 1]

@@ -443,7 +443,7 @@ class EliasConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        """Check values that depend on each other."""
+        """Check the seed and the stages. With index.kind='all', use one-vs-all stages."""
         require(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
         require(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]

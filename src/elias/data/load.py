@@ -298,7 +298,10 @@ def _existing(source: str | Path, *, is_file: bool = False) -> Path:
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
-    """Join column names by commas. ``role`` is the argument in error messages."""
+    """Join a list of column names with commas. Return a string or None unchanged.
+
+    ``role`` is the argument name to show in error messages.
+    """
     if columns is None or isinstance(columns, str):
         return columns
     names = list(columns)

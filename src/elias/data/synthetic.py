@@ -216,12 +216,12 @@ class CorpusGenerator:
         self._widest_topic = int(sizes.max())
 
     def _plan_covers(self, rng: np.random.Generator) -> None:
-        """Choose training points with prescribed labels (covers), so that every label has a point.
+        """Prescribe the labels of some training points (covers), so that every label has a point.
 
-        Each cover has the smallest number of prescribed labels with which at most half of the
-        training points are covers. This number is at most the mean number of labels per point. If
-        more covers than points are needed, only half of the points become covers, and some labels
-        have no point. The labels of all other points are drawn by the power law alone.
+        All covers have the same number of prescribed labels, at most the mean number of labels per
+        point. Within this limit, it is the smallest number that makes at most half of the training
+        points covers. If that is not possible, half of the points become covers, and some labels
+        may have no point. The labels of all other points are drawn by the power law alone.
         """
         widest = -(-self.n_labels // self.n_topics)
         for per_cover in range(1, int(self.labels_per_point) + 1):

@@ -186,9 +186,11 @@ class PredictionFormat:
             )
         taken = {LABELS} if self.kind == "jsonl" else {LABELS, IDS, SCORES, PROBABILITIES, URIS}
         for name in names:
-            if name in taken or names.count(name) > 1:
-                reason = "the output uses this name" if name in taken else "it is given twice"
-                raise DataError(f"--keep {name}: {reason}; rename the column in the input")
+            if name in taken:
+                problem = "the output uses this name; rename the column in the input"
+                raise DataError(f"--keep {name}: {problem}")
+            if names.count(name) > 1:
+                raise DataError(f"--keep {name}: it is given twice; give it once")
 
     def encode(
         self,

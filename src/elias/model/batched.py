@@ -280,8 +280,8 @@ class SearchGraphs:
     ) -> TokenBatch | PaddedBatch:
         """Return the texts of ``rows`` as a batch, padded to one of a few shapes for CUDA graphs.
 
-        The number of texts in a partial batch is padded to a power of two. If that would exceed
-        ``max_padded_tokens``, the batch is not padded.
+        The number of texts in a partial batch is padded to a power of two, unless the batch would
+        then have more than ``max_padded_tokens`` tokens.
         """
         n_rows = batch_size
         if len(rows) < batch_size:

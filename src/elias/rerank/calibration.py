@@ -198,7 +198,10 @@ class Calibration:
         """Return the calibrated score T of each pair. The arguments are as in `fit`."""
         if N_TREE_FEATURES + len(extra) != self.n_features:
             n_features = N_TREE_FEATURES + len(extra)
-            raise ValueError(f"expected {self.n_features} features, not {n_features}")
+            raise ValueError(
+                f"expected {self.n_features} features, not {n_features}; pass the same extra "
+                "features as to fit"
+            )
         p = np.ravel(scores).astype(np.float32, copy=False)
         q = np.ravel(relevances).astype(np.float32, copy=False)
         others = np.array([np.ravel(values) for values in (frequencies, *extra)], dtype=np.float32)

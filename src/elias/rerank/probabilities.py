@@ -437,12 +437,13 @@ def fit_probabilities(
     """
     if predictions is None or labels is None or len(predictions) < MIN_POINTS:
         n_points = 0 if predictions is None else len(predictions)
-        message = "scores get no probabilities: only %d points are held out, but %d are needed"
+        message = "probabilities are not fitted: only %d points are held out, but %d are needed"
         logger.info(message, n_points, MIN_POINTS)
         return None
     learned = Probabilities.fit(predictions, labels)
     if learned is None:
-        logger.info("scores get no probabilities: all or no held-out predictions are correct")
+        problem = "the held-out predictions are all correct or all wrong"
+        logger.info("probabilities are not fitted: %s", problem)
     return learned
 
 

@@ -287,13 +287,14 @@ class StageInitializer:
     def add_labels(self, model: EliasModel, is_new: NDArray[np.bool_]) -> EliasModel:
         """Return a trained model with classifiers and edges for new labels.
 
-        The classifier of a new label points to its centroid, and has the mean length and mean logit
-        of the other classifiers. A label with `INDEXED_POINTS` points gets as many edges as other
-        labels have on average, from the clusters of its points. Other new labels get no edges.
+        The classifier of a new label points to the centroid of the label. It has the mean length
+        and the mean logit of the other classifiers. A new label with at least `INDEXED_POINTS`
+        points gets edges from the clusters of its points, as many as other labels have on average.
+        New labels with fewer points get no edges.
 
         Args:
-            model: The model. Its labels are the first labels of the points.
-            is_new: (L,) mask of the new labels. Labels that the model already has are
+            model: The trained model. Label i of the model is label i of the training points.
+            is_new: (L,) mask of the new labels. A label of the model that is in the mask is
                 reinitialised.
         """
         world, device, n_labels = self.world, model.labels.weight.device, len(is_new)

@@ -121,7 +121,9 @@ class Rows:
                     rows[row].append(name)
                 elif value not in FALSE_CELLS:
                     problem = f"column {name!r} holds {short_repr(cell)}, which is neither 0 nor 1"
-                    raise self.error(row, f"{problem}; name the labels columns with labels=")
+                    raise self.error(
+                        row, f"{problem}; correct it, or name other label columns with labels="
+                    )
         return rows
 
     def splits(self, column: str | None) -> list[str]:

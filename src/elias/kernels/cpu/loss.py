@@ -149,7 +149,10 @@ def _shortlist_bce(
     by_logits: Array,
     by_shortlist: Array,
 ) -> float:
-    """Write the gradients and return the loss over ``stored`` slots, which excludes padding."""
+    """Write the gradients into ``by_logits`` and ``by_shortlist``, and return the total loss.
+
+    Padding slots, where ``stored`` is False, have no loss and gradients of 0.
+    """
     n_rows, n_slots = z.shape
     losses = np.empty(n_rows, dtype=np.float64)
     for row in prange(n_rows):

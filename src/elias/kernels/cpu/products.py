@@ -18,9 +18,9 @@ def has_bfloat16() -> bool:
 
 
 def use_bfloat16(n_multiplications: int) -> bool:
-    """Return whether a matrix product of training is computed in bfloat16.
+    """Return whether to compute a matrix product in bfloat16 during training.
 
-    It is if this CPU multiplies bfloat16 faster and the product is large.
+    bfloat16 is used if the product is large and this CPU multiplies bfloat16 faster than float32.
     """
     return n_multiplications >= _LARGE and has_bfloat16()
 

@@ -179,7 +179,7 @@ def kth_lowest(values: Array, k: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
-    """Return the negative scores of every 16th path of a row, for `score_threshold`."""
+    """Return the negated log scores of every 16th path of a row, for `score_threshold`."""
     n_clusters, n_edges = ordered.logs.shape
     sample = np.empty(beam.shape[0] * (n_edges // _STRIDE + 1), dtype=np.float32)
     count = 0

@@ -113,7 +113,7 @@ def _numbers(history: History) -> tuple[float, ...]:
 
 @triton.jit
 def _hash(bits: tensor) -> tensor:
-    """Hash 32 bits so that each output bit depends on all input bits."""
+    """Hash 32 bits. Each output bit, except the lowest four, depends on all input bits."""
     bits = (bits ^ (bits >> 15)) * 3141592653
     return (bits ^ (bits >> 12)) * 2718281829
 
