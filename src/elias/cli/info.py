@@ -199,7 +199,7 @@ def report(
     reading: options.CorpusOptions,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Write an HTML report of a run with metrics, the paper's figures, examples and settings."""
+    """Write an HTML report of a run with metrics, plots as in the paper, examples and settings."""
     from elias.report.report import write_report
 
     columns = {name: value for name, value in reading.arguments().items() if value is not None}

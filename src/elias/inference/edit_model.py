@@ -142,9 +142,9 @@ def example_texts(
         known = [label for label, match in enumerate(matches) if match is not None]
         if not known:
             raise DataError(
-                f"{examples.source or 'the examples'}: no label matches a new label by id or name "
-                f"(new labels: {table[0]!r}, ...; labels of the examples: "
-                f"{examples.label_names[0]!r}, ...); use the ids or names of the new labels"
+                f"{examples.source or 'the examples'}: none has a new label such as "
+                f"{table[0]!r}; their labels are {examples.label_names[0]!r}, ...; use the ids or "
+                "names of the new labels"
             )
         columns = [matches[label] for label in known]
         select = csr_matrix(

@@ -499,7 +499,10 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the model's weights with the mean, if any. A second call undoes the first."""
+        """Exchange the model's weights with their running mean. A second call undoes the first.
+
+        Weights without a mean stay as they are.
+        """
         for name, parameter in self._model.named_parameters():
             if name in self._mean:
                 current = parameter.detach().to(torch.float32, copy=True)

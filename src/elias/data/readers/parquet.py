@@ -149,9 +149,9 @@ _ARROW_STREAM = "__arrow_c_stream__"
 
 @contextmanager
 def as_parquet(source: Any) -> Iterator[Path]:
-    """Write a table, or a mapping from split names to tables, to a folder of Parquet files.
+    """Write a table, or a mapping from split names to tables, to a temporary folder of Parquet.
 
-    Errors that the ``with`` block raises name the type of ``source`` instead of the file.
+    Use it in a ``with`` statement. Errors in its block name the type of ``source``, not a file.
 
     Raises:
         DataError: If ``source`` is not a table, or has a column that mixes types.

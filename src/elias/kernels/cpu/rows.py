@@ -117,7 +117,7 @@ def _n_chunks(labels: Tensor) -> int:
 def _row_gradient(
     groups: tuple[Array, ...], coefficients: Array, vectors: Array
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ids of the rows, the gradient of each row, and the sum of its coefficients."""
+    """Return the touched rows of a table, their gradients, and their summed coefficients."""
     touched = torch.from_numpy(groups[0])
     gradient = torch.empty((len(touched), vectors.shape[1]))
     sums = torch.empty(len(touched))
