@@ -159,7 +159,7 @@ def test_training_says_the_same_and_ends_with_a_table(first_hour):
     for read in (text, labels):
         assert ": ".join(read.split(None, 1)) in train.err
     assert f"{N_TEST} of {N_ROWS} points set aside" in train.err
-    assert train.out.startswith("On the test split, in percent")
+    assert train.out.startswith(f"On the test split ({N_TEST} points")
     assert "With the best F1 on held-out points" in train.out
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -176,7 +177,8 @@ def stage_table(
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
-    the model's threshold, if it has one. ``components`` are the components of the saved model. The
+    the model's threshold, if it has one. The heading has the number of points, if it is known, and
+    the standard error of the last P@1. ``components`` are the components of the saved model. The
     heading names components that were measured but not saved, because they did not help. Metrics
     that are the same for every ranking of ``n_labels`` labels are left out.
     """
@@ -198,8 +200,14 @@ def stage_table(
         about += (
             f" ({', '.join(COMPONENTS[name] for name in stages if name in left_out)}: not saved)"
         )
+    n_points = metadata.get("data", {}).get("splits", {}).get(split, {}).get("points")
+    counted = f" ({n_points:,} points)" if n_points else ""
+    *_, last = {}, *stages.values()
+    if n_points and "P@1" in shown_metrics and 0 < (p := last.get("P@1") or 0) < 100:
+        error = math.sqrt(p * (100 - p) / n_points)
+        counted = f" ({n_points:,} points, standard error of P@1 {error:.1f})"
     shown: list[RenderableType] = [
-        f"On the {split} split, in percent{about}:",
+        f"On the {split} split{counted}, in percent{about}:",
         columns(["", *shown_metrics], rows),
     ]
     if at_threshold := probabilities.get("at_threshold", {}).get(split):

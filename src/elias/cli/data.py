@@ -88,6 +88,9 @@ def _split_column(split: SplitStats) -> dict[str, str]:
         "groups of near-duplicates": count(split.near_duplicate_groups),
         "texts in these groups": count(split.near_duplicates),
         "near-duplicates of train texts": count(split.near_duplicates_in_train),
+        "groups of the group column": count(split.groups),
+        "points in these groups": count(split.points_in_groups),
+        "points with a group in train": count(split.points_with_group_in_train),
         "filtered pairs": count(split.filter_pairs or None),
     }
 

@@ -152,7 +152,8 @@ def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
             f"{program} report {folder}",
             f"{program} info {folder}",
         ]
-    text = _quoted(console.one_line(textwrap.shorten(texts[0], 60, placeholder="")) or "a text")
+    first = next((text for text in texts if text.strip()), "")
+    text = _quoted(console.one_line(textwrap.shorten(first, 60, placeholder="")) or "a text")
     can_serve = importlib.util.find_spec("fastapi") is not None
     return [
         f"echo {text} | {program} predict {folder}",

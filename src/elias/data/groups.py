@@ -94,11 +94,24 @@ def count_repeats(keys: Ids, train_keys: Ids) -> int:
     return int((np.isin(keys, train_keys) & (keys != ALONE)).sum())
 
 
+def shared_groups(corpus: Corpus) -> str | None:
+    """Say how many groups of the group column are in both training and test split, if any are."""
+    of_train, of_test = corpus.train.groups, None if corpus.test is None else corpus.test.groups
+    if of_train is None or of_test is None:
+        return None
+    train, test = (set(np.unique(keys).tolist()) - {ALONE} for keys in (of_train, of_test))
+    shared, n_groups = len(train & test), len(train | test)
+    if not shared:
+        return None
+    return f"{shared:,} of {n_groups:,} groups are in the training and the test split"
+
+
 def training_groups(corpus: Corpus) -> Ids | None:
     """Return the first row of each training point's group (N,), or None if there are no groups.
 
-    If the corpus was read with a group column, this column defines the groups. Otherwise
-    near-duplicate texts form groups, with three exceptions:
+    If the corpus was read with a group column, this column defines the groups, also if the test
+    split shares groups with the training split; then there is a warning. Otherwise near-duplicate
+    texts form groups, with three exceptions:
 
     - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
     - There are no groups if the share of test texts with a near-duplicate in the training split is
@@ -110,6 +123,12 @@ def training_groups(corpus: Corpus) -> Ids | None:
     train = corpus.train
     if train.groups is not None:
         groups = first_members(np.asarray(train.groups))
+        if shared := shared_groups(corpus):
+            logger.warning(
+                "%s: held-out points, which share no group with the training points, are harder "
+                "than the test points",
+                shared,
+            )
     elif corpus.reading.get("group") == NEAR_DUPLICATES and train.texts is not None:
         keys = text_keys(train.texts)
         common = _common_keys(keys)

@@ -11,9 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elias.data.corpus import Corpus, Split
-from elias.data.groups import count_groups, count_repeats, text_keys
+from elias.data.groups import (
+    count_groups,
+    count_repeats,
+    first_members,
+    shared_groups,
+    text_keys,
+)
 
-_Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Hashes = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]
 
 
 PERCENTILES = (10, 50, 90, 99)
@@ -42,15 +48,24 @@ class SplitStats:
     """The 10th, 50th, 90th and 99th percentile of the number of words per text."""
     empty_texts: int | None = None
     duplicate_texts: int | None = None
-    """Number of texts that repeat an earlier text of this split, ignoring case and punctuation."""
+    """Number of texts that repeat an earlier text of this split, ignoring case and punctuation.
+    Empty texts do not count."""
     texts_in_train: int | None = None
-    """Number of texts that also occur in the training split; None for the training split."""
+    """Number of texts, without the empty ones, that also occur in the training split; None for the
+    training split."""
     near_duplicate_groups: int | None = None
     """Number of groups of at least two near-duplicates, see `elias.data.groups.normal_form`."""
     near_duplicates: int | None = None
     """Number of texts in these groups."""
     near_duplicates_in_train: int | None = None
     """Number of texts with a near-duplicate in the training split; None for that split."""
+    groups: int | None = None
+    """Number of groups of at least two points with the same value in the group column; None without
+    such a column."""
+    points_in_groups: int | None = None
+    """Number of points in these groups."""
+    points_with_group_in_train: int | None = None
+    """Number of points whose group is also in the training split; None for that split."""
     filter_pairs: int
 
 
@@ -82,7 +97,7 @@ class CorpusStats:
 
 def corpus_stats(corpus: Corpus) -> CorpusStats:
     """Return the statistics of a corpus."""
-    hashes = {name: _hashes(split.texts) for name, split in corpus.splits.items()}
+    hashes = {name: _hashes(split) for name, split in corpus.splits.items()}
     frequencies = corpus.label_frequencies()
     features = corpus.train.features
     return CorpusStats(
@@ -139,6 +154,8 @@ def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
     share(train.duplicate_texts, "texts repeat an earlier text")
     if test := stats.splits.get("test"):
         share(test.texts_in_train, "test texts are also in the training split", test.points)
+    if shared := shared_groups(corpus):
+        hints.append(f"{shared}, so test points are easier than points of new groups")
     column = str(corpus.reading.get("text", ""))
     if corpus.format in ("csv", "tsv") and len(column.split()) > 3:
         name = repr(column[:40])
@@ -178,19 +195,23 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
     about_texts: dict[str, Any] = {}
     if split.texts is not None and hashes is not None:
         words = np.fromiter((len(text.split()) for text in split.texts), np.int64, len(split))
-        texts, keys = hashes
+        texts, keys, groups = hashes
         n_groups, n_near = count_groups(keys)
         about_texts = {
             "words_mean": float(words.mean()),
             "words_percentiles": _percentiles(words, PERCENTILES),
             "empty_texts": int((words == 0).sum()),
-            "duplicate_texts": len(texts) - len(np.unique(texts)),
+            "duplicate_texts": len(texts) - len(np.unique(first_members(texts))),
             "near_duplicate_groups": n_groups,
             "near_duplicates": n_near,
         }
         if in_train is not None:
-            about_texts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
+            about_texts["texts_in_train"] = count_repeats(texts, in_train[0])
             about_texts["near_duplicates_in_train"] = count_repeats(keys, in_train[1])
+        if groups is not None:
+            about_texts["groups"], about_texts["points_in_groups"] = count_groups(groups)
+            if in_train is not None and in_train[2] is not None:
+                about_texts["points_with_group_in_train"] = count_repeats(groups, in_train[2])
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),
@@ -203,17 +224,18 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
     )
 
 
-def _hashes(texts: Sequence[str] | None) -> _Hashes | None:
-    """Return 64-bit hashes of the texts, ignoring case and punctuation, and their `text_keys`.
+def _hashes(split: Split) -> _Hashes | None:
+    """Return 64-bit hashes of the texts, ignoring case and punctuation, `text_keys`, and groups.
 
     Hashes are kept instead of texts to save memory. The probability that any two of ten million
-    different texts collide is one in 370,000. A text that consists only of punctuation is hashed
-    unchanged.
+    different texts collide is one in 370,000. A text that consists only of punctuation is hashed as
+    it is, and both numbers of an empty text are `ALONE`.
     """
+    texts = split.texts
     if texts is None:
         return None
-    plain = (" ".join(_WORD.findall(text.lower())) or text for text in texts)
-    return np.fromiter(map(hash, plain), np.int64, len(texts)), text_keys(texts)
+    plain = (" ".join(_WORD.findall(text.lower())) or text.strip() for text in texts)
+    return np.fromiter(map(hash, plain), np.int64, len(texts)), text_keys(texts), split.groups
 
 
 def _percentiles(values: NDArray[np.int64], at: Sequence[int]) -> tuple[int, ...]:

@@ -37,6 +37,17 @@ def test_components_that_the_model_was_saved_without_are_named(capsys):
     assert shown[0] == "On the test split, in percent (+ label names: not saved):"
 
 
+def test_the_heading_of_the_stage_table_says_how_certain_the_metrics_are(capsys):
+    metrics = {"stage1": {"test": {"P@1": 50.0}}, "rerank": {"test": {"P@1": 25.0}}}
+    metadata = {"metrics": metrics, "data": {"splits": {"test": {"points": 20}}}}
+
+    lines = printed(capsys, *console.stage_table(metadata, "test"))
+    of_one_label = printed(capsys, *console.stage_table(metadata, "test", n_labels=1))
+
+    assert lines[0] == "On the test split (20 points, standard error of P@1 9.7), in percent:"
+    assert of_one_label[0] == "On the test split (20 points), in percent:"
+
+
 def test_the_stage_table_fits_80_columns(capsys):
     lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
 

@@ -1,12 +1,15 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
 from elias.cli.commands import app
 from elias.cli.options import ConfigOptions
-from elias.cli.train import _suggest_encoder, describe_times
+from elias.cli.train import _suggest_encoder, describe_times, next_commands
 from elias.config import EliasConfig
+from elias.data import Corpus, Split
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,17 @@ def test_the_help_fits_on_one_screen():
     result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
 
     assert len(result.stdout.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"), [(["", " ", "cod quota", "wine"], "'cod quota'"), ([""], "'a text'")]
+)
+def test_the_commands_to_try_next_have_the_first_text_that_is_not_empty(texts, shown):
+    points = Split(labels=csr_matrix(np.ones((len(texts), 1))), texts=texts)
+
+    commands = next_commands(Path("run"), Corpus(train=points, test=points, label_names=["a"]))
+
+    assert commands[0] == f"echo {shown} | elias predict run"
 
 
 def test_the_end_of_a_run_says_where_the_time_went():

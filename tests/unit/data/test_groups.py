@@ -1,6 +1,7 @@
 """Groups of points that stay on one side of a split."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,20 @@ def test_a_column_gives_the_groups(tmp_path, monkeypatch, on_disk):
     assert not set(corpus.train.groups) & set(corpus.test.groups)
     again = load_corpus(path, on_disk=on_disk, **corpus.reading)
     assert again.fingerprint() == corpus.fingerprint()
+
+
+def test_a_column_whose_groups_are_also_in_the_test_split_gets_a_warning(caplog):
+    train = replace(corpus_of(WORDS[:6]).train, groups=cell_keys(["a", "a", "b", "b", "c", ""]))
+    tests = {name: replace(train, groups=cell_keys([*name, ""] * 2)) for name in ("ad", "de")}
+
+    for name, n_warnings in (("ad", 1), ("de", 0)):
+        caplog.clear()
+        groups = training_groups(corpus_of(WORDS).with_splits(train=train, test=tests[name]))
+
+        assert groups.tolist() == [0, 0, 2, 2, 4, 5]  # an explicit column is kept
+        assert len(caplog.records) == n_warnings
+        if n_warnings:
+            assert "1 of 4 groups are in the training and the test split: held-out" in caplog.text
 
 
 def test_near_duplicates_on_disk_stay_together(tmp_path, monkeypatch):

@@ -236,3 +236,23 @@ def test_the_share_of_training_texts_is_estimated_from_a_sketch(n_texts):
     half = [text if i % 2 else f"new {i}" for i, text in enumerate(texts)]
     assert abs(share_in_sketch(half, sketch) - 0.5) < 0.05
     assert share_in_sketch([], sketch) == share_in_sketch(texts, "") == 0
+
+
+def test_empty_texts_are_not_compared_with_a_sketch():
+    of_older_version = "00000000" + text_sketch(["cod"])  # with the hash of an empty text
+
+    assert text_sketch(["cod", "", " "]) == text_sketch(["cod"])
+    assert share_in_sketch(["", "cod", "\t"], of_older_version) == 1
+    assert share_in_sketch([""], of_older_version) == 0
+
+
+def test_an_older_run_that_counted_empty_texts_as_duplicates_is_recognised():
+    whole = with_duplicates()
+    cut = hold_out_test(replace(whole, reading={}), 0.2, seed=3)
+    metadata = recorded(cut, seed=3, test_size=0.2)
+    for split in metadata["data"]["splits"].values():
+        split["duplicate_texts"] += 1
+
+    restored = restore_splits(whole, whole.label_names, metadata)
+
+    assert restored.fingerprint() == cut.fingerprint()

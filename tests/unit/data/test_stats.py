@@ -12,6 +12,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias.data import Corpus, Split, corpus_stats, load_corpus
+from elias.data.groups import cell_keys
 from elias.data.stats import data_hints, example_labels, example_points
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -78,6 +79,30 @@ def test_near_duplicates_are_counted_without_empty_texts(corpus):
     assert (stats["train"].near_duplicate_groups, stats["train"].near_duplicates) == (1, 2)
     assert stats["train"].near_duplicates_in_train is None
     assert (stats["test"].near_duplicate_groups, stats["test"].near_duplicates_in_train) == (0, 1)
+
+
+def test_empty_texts_are_no_duplicates(corpus):
+    train = replace(corpus.train, texts=["cod", "", " "])
+    test = replace(corpus.test, texts=["", "\t"])
+
+    stats = corpus_stats(corpus.with_splits(train=train, test=test)).splits
+
+    assert (stats["train"].empty_texts, stats["train"].duplicate_texts) == (2, 0)
+    assert (stats["test"].duplicate_texts, stats["test"].texts_in_train) == (0, 0)
+
+
+def test_groups_of_a_column_are_counted_without_empty_cells(corpus):
+    train = replace(corpus.train, groups=cell_keys(["ann", "ann", ""]))
+    test = replace(corpus.test, groups=cell_keys(["ann", "bo"]))
+    grouped = corpus.with_splits(train=train, test=test)
+
+    stats = corpus_stats(grouped)
+
+    assert (stats.splits["train"].groups, stats.splits["train"].points_in_groups) == (1, 2)
+    assert (stats.splits["test"].groups, stats.splits["test"].points_with_group_in_train) == (0, 1)
+    assert corpus_stats(corpus).splits["train"].groups is None
+    problem = "1 of 2 groups are in the training and the test split"
+    assert any(hint.startswith(problem) for hint in data_hints(grouped, stats))
 
 
 def test_a_corpus_of_features_has_no_text_counts(corpus):
