@@ -1,7 +1,8 @@
 """Search for better settings with Optuna: train trials and compare them on held-out points.
 
 The study is stored in an SQLite file, so that it can be continued. Trials never use test points.
-They train without the ranker, unless the search space contains a ``rerank`` setting.
+They train without the ranker, unless the search space contains a ``rerank`` setting, or the labels
+are so few that the ranker scores all of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from elias.progress import progress, progress_disabled
 from elias.progress import seconds as format_seconds
 from elias.report.plots import Axis, Plot
 from elias.report.report import render
+from elias.rerank.reranker import FEW_LABELS_COST
+from elias.rerank.sparse_ranker import DEFAULT_COST
 from elias.training.run import Interruption, locked, write_text
 from elias.training.train import train_resolved
 
@@ -81,12 +84,13 @@ class TunedParameter:
         """Return ``{name: default}``, or ``{}`` if the default is outside the search space."""
         value = 1.0 if self.kind == "factor" else next(iter(self.defaults.values()))
         is_inside = not self.is_choice and value and self.options[0] <= value <= self.options[1]
-        return {self.name: value} if is_inside or value in self.options else {}
+        return {self.name: _choice(value)} if is_inside or value in self.options else {}
 
     def suggest(self, trial: Trial) -> Any:
         """Sample a value."""
         if self.is_choice:
-            return trial.suggest_categorical(self.name, list(self.options))
+            options = {_choice(value): value for value in self.options}
+            return options[trial.suggest_categorical(self.name, list(options))]
         values = [*self.options, *self.defaults.values()]
         if self.kind == "range" and not any(isinstance(value, float) for value in values):
             return trial.suggest_int(self.name, *self.options)
@@ -118,8 +122,12 @@ def default_space(config: ResolvedConfig) -> dict[str, Any]:
     >>> default_space(EliasConfig().resolve(n_points=1000, n_labels=500))["encoder.dropout"]
     {'range': [0.1, 0.7]}
     """
-    path = resources.files("elias.experiments") / "spaces" / f"{config.encoder.kind}.toml"
-    space, settings = tomllib.loads(path.read_text("utf8")), dict(_flatten(config.to_dict()))
+    folder, settings = resources.files("elias.experiments") / "spaces", _settings(config)
+    space = tomllib.loads((folder / f"{config.encoder.kind}.toml").read_text("utf8"))
+    if config.ranks_every_label and config.rerank.enabled:
+        space |= tomllib.loads((folder / "ranker.toml").read_text("utf8"))
+    if not config.rerank.word_ngrams:  # without n-grams of characters there would be no features
+        space.pop("rerank.char_ngrams", None)
     for name in list(space):
         needs_graph = name.startswith("index.") or name.endswith(".cluster_lr")
         is_zero = not all(v for key, v in settings.items() if fnmatchcase(key, name))
@@ -137,7 +145,7 @@ def read_space(
         ConfigError: If a key is unknown, or a value is not valid for its key.
     """
     tree = default_space(resolved) if path is None else read_tree(path)
-    settings, parameters = dict(_flatten(resolved.to_dict())), []
+    settings, parameters = _settings(resolved), []
     for name, rule in _flatten(tree):
         defaults = {key: value for key, value in settings.items() if fnmatchcase(key, name)}
         try:
@@ -156,6 +164,18 @@ def read_space(
     return parameters
 
 
+def _settings(config: ResolvedConfig) -> dict[str, Any]:
+    """Return all settings by dotted key, with the derived cost of the ranker."""
+    cost = FEW_LABELS_COST if config.ranks_every_label else DEFAULT_COST
+    settings = dict(_flatten(config.to_dict()))
+    return settings | {"rerank.cost": config.rerank.cost or cost}
+
+
+def _choice(value: Any) -> Any:
+    """Return a value as Optuna stores it: a list as JSON."""
+    return _toml(value) if isinstance(value, list) else value
+
+
 def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
     """Return the kind and the options of a rule such as ``{"range": [0.0, 0.5]}``."""
     kind, options = next(iter(rule.items())) if isinstance(rule, dict) else ("", None)
@@ -164,15 +184,15 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         is_rising = are_numbers and len(options) > 1 and options == sorted(set(options))
         can_scale = all(type(value) in (int, float) and value for value in defaults)
         if (
-            (kind == "values" and not any(isinstance(value, list | dict) for value in options))
+            (kind == "values" and not any(isinstance(value, dict) for value in options))
             or (kind == "range" and is_rising and len(options) == 2)
             or (kind == "factor" and is_rising and options[0] > 0 and can_scale)
         ):
             return kind, options
     raise ConfigError(
         f"{rule!r} is not a search rule; write {{ range = [low, high] }}, {{ values = [a, b] }} "
-        "(single values, not lists) or, if the default is a number other than 0, "
-        "{ factor = [low, high] } for multiples of the default"
+        "or, if the default is a number other than 0, { factor = [low, high] } for multiples of "
+        "the default"
     )
 
 
@@ -225,7 +245,8 @@ class Tuner:
         for parameter in self.parameters:
             changes |= parameter.changes(parameter.suggest(trial))
         n_points, n_labels = len(self.corpus.train), self.corpus.n_labels
-        index = fill_sizes(self.config.override(changes), n_points, n_labels).index
+        resolved = fill_sizes(self.config.override(changes), n_points, n_labels)
+        index = resolved.index
         n_paths = min(index.beam_size, index.n_clusters) * index.edges_per_cluster
         limits = {"beam_size": index.n_clusters, "shortlist_size": min(n_labels, n_paths)}
         changes |= {
@@ -234,21 +255,23 @@ class Tuner:
             if f"index.{name}" in changes
         }
         trial.set_user_attr("changes", changes)
-        fixed = {"ensemble.members": 1, "rerank.enabled": False}
-        if any(parameter.name.startswith("rerank.") for parameter in self.parameters):
-            del fixed["rerank.enabled"]
+        fixed: dict[str, Any] = {"ensemble.members": 1}
+        tunes_ranker = any(parameter.name.startswith("rerank.") for parameter in self.parameters)
+        if not (tunes_ranker or resolved.ranks_every_label):
+            fixed["rerank.enabled"] = False
         return resolve_config(self.config.override(changes | fixed), self.corpus)
 
     def _train(self, trial: Trial, config: ResolvedConfig) -> float:
         metric = config.eval.select_by
         epochs = {stage.name: stage.epochs for stage in config.stages}
+        ranker_decides = config.ranks_every_label and config.rerank.enabled
 
         def on_epoch(report: EpochReport) -> None:
             value, n_epochs = report.validation.get(metric), epochs[report.stage]
             advance(note="" if value is None else f"{metric} {value:.2f}")
             if time.monotonic() > self.deadline and self.trials(TrialState.COMPLETE):
                 raise optuna.TrialPruned
-            if value is None:
+            if value is None or ranker_decides:
                 return
             # the steps from the end of this epoch until the end of the next
             start, stop = (
@@ -270,7 +293,7 @@ class Tuner:
                 on_epoch=on_epoch,
             )
         assert model is not None
-        # measure without calibration, because that is fitted on the held-out points
+        # the last component but calibration, because that is fitted on the held-out points
         component = model.components[:2][-1]
         return float(model.metadata["metrics"][component]["validation"][metric])
 

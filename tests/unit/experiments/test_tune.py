@@ -99,6 +99,32 @@ def test_the_default_space_fits_encoder_and_index_and_includes_the_defaults(enco
     assert all(p.start() for p in parameters.values())
 
 
+def test_with_few_labels_the_default_space_has_the_settings_of_the_ranker_and_one_stage():
+    def spaces(**changes):
+        config = EliasConfig().override(changes)
+        return {p.name: p for p in read_space(None, config, config.resolve(1000, 50))}
+
+    few, plain = spaces(), spaces(**{"rerank.enabled": False})
+
+    ranker = {"rerank.cost", "rerank.word_ngrams", "rerank.char_ngrams"}
+    assert few.keys() - plain.keys() == ranker
+    assert not any(name.startswith("index.") for name in few)
+    assert all(p.start() for p in few.values())
+    assert few["rerank.cost"].changes(0.5) == {"rerank.cost": 1.0}  # half of the derived cost
+    assert few["rerank.cost"].changes(1.0) == {}
+    assert not ranker & spaces(**{"rerank.candidates": 20}).keys()  # not all labels
+    assert "rerank.char_ngrams" not in spaces(**{"rerank.word_ngrams": 0})
+
+
+def test_lists_can_be_searched(tmp_path):
+    (parameter,) = parse("encoder.char_ngrams = { values = [[3, 5], [2, 4]] }", tmp_path)
+    trial = optuna.trial.FixedTrial({"encoder.char_ngrams": "[2, 4]"})
+
+    assert parameter.suggest(trial) == [2, 4]
+    assert parameter.start() == {"encoder.char_ngrams": "[3, 5]"}
+    assert parameter.changes([2, 4]) == {"encoder.char_ngrams": [2, 4]}
+
+
 def test_a_default_of_zero_has_no_multiples():
     config = EliasConfig().override({"stages.stage1.weight_decay": 0.0})
 
@@ -149,7 +175,7 @@ def test_the_search_starts_from_the_defaults_that_it_includes(rule, default, sta
         ("encoder.dim = { range = [1.5, 8.0] }", "must be a whole number"),
         ("encoder.dim = { factor = [-1, 2] }", "write"),
         ("index.beam_size = { values = [] }", "write"),
-        ("encoder.char_ngrams = { values = [[3, 5], [2, 4]] }", "single values"),
+        ("encoder.char_ngrams = { values = [[3, 5], [2]] }", "must have 2 values, not 1"),
         ("encoder.pooling = { values = ['mean', 'max'] }", "must be one of mean, cls"),
         ("encoder.bottleneck = { factor = [0.5, 2] }", "if the default is a number other than 0"),
         ("encoder.pooling = { factor = [0.5, 2] }", "if the default is a number other than 0"),
@@ -230,6 +256,21 @@ def test_a_space_can_ask_for_the_ranker_which_is_judged_before_calibration(
 
     assert training.seen[0][0].rerank.enabled
     assert study_of(tmp_path / "t")[0].value == 16
+
+
+def test_with_few_labels_trials_train_the_ranker_and_are_judged_by_it(corpus, tmp_path, training):
+    config = EliasConfig().override({"encoder.dim": 8, "stages.stage1.epochs": 2})
+
+    best = tune(config, corpus, tmp_path / "t", trials=8)
+
+    assert all(trial.rerank.enabled for trial, _ in training.seen)
+    assert not any(trial.intermediate_values for trial in study_of(tmp_path / "t"))
+    first = study_of(tmp_path / "t")[0]
+    assert (first.params["rerank.cost"], first.params["rerank.char_ngrams"]) == (1.0, "[3, 5]")
+    assert first.value == 11  # of the ranker
+    assert best == EliasConfig.from_file(tmp_path / "t" / "best.toml")
+    copy = read_space(tmp_path / "t" / "space.toml", config, config.resolve(200, 40))
+    assert copy == read_space(None, config, config.resolve(200, 40))
 
 
 def test_the_same_call_continues_a_study_and_another_is_refused(corpus, space, tmp_path, training):
