@@ -100,9 +100,9 @@ def test_the_default_space_fits_encoder_and_index_and_includes_the_defaults(enco
 
 
 def test_with_few_labels_the_default_space_has_the_settings_of_the_ranker_and_one_stage():
-    def spaces(**changes):
+    def spaces(n_labels=50, **changes):
         config = EliasConfig().override(changes)
-        return {p.name: p for p in read_space(None, config, config.resolve(1000, 50))}
+        return {p.name: p for p in read_space(None, config, config.resolve(1000, n_labels))}
 
     few, plain = spaces(), spaces(**{"rerank.enabled": False})
 
@@ -112,7 +112,7 @@ def test_with_few_labels_the_default_space_has_the_settings_of_the_ranker_and_on
     assert all(p.start() for p in few.values())
     assert few["rerank.cost"].changes(0.5) == {"rerank.cost": 1.0}  # half of the derived cost
     assert few["rerank.cost"].changes(1.0) == {}
-    assert not ranker & spaces(**{"rerank.candidates": 20}).keys()  # not all labels
+    assert not ranker & spaces(5000, **{"index.kind": "all"}).keys()
     assert "rerank.char_ngrams" not in spaces(**{"rerank.word_ngrams": 0})
 
 
