@@ -54,6 +54,8 @@ MAX_SCORED_LABELS = 1000
 """Maximum number of labels for which, by default, every label is scored without an index.
 
 With so few labels, scoring all of them is as precise as an index, and has a higher recall."""
+MAX_FULLY_RANKED = 200
+"""Maximum number of labels for which, without an index, the ranker scores every label."""
 MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """Sizes for at most `MAX_WIDE_LABELS` labels: more and smaller clusters, and a larger beam."""
@@ -224,7 +226,7 @@ class ResolvedConfig(EliasConfig):
     @property
     def ranks_every_label(self) -> bool:
         """Return whether there are so few labels that the ranker scores all of them."""
-        return self.index.kind == "all" and self.index.shortlist_size <= self.rerank.candidates
+        return self.index.kind == "all" and self.index.shortlist_size <= MAX_FULLY_RANKED
 
 
 def fill_sizes(
@@ -244,8 +246,9 @@ def fill_sizes(
     """
     config = replace(config, index=replace(config.index, kind=index_kind(config, n_labels)))
     held_out, enabled = config.eval.validation_size, config.rerank.enabled
+    few = config.index.kind == "all" and n_labels <= MAX_FULLY_RANKED
+    candidates = max(config.rerank.candidates, n_labels if few else 0)
     if held_out is None:
-        few = config.index.kind == "all" and n_labels <= config.rerank.candidates
         refits = few and enabled is not False and config.ensemble.members == 1
         held_out = validation_size(n_points, refits=refits)
     if enabled is None:
@@ -256,7 +259,7 @@ def fill_sizes(
         encoder=_fill_encoder(config.encoder, n_bytes),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
-        rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
+        rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled, candidates=candidates),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )
 

@@ -49,7 +49,8 @@ class RerankConfig:
     """Train the ranker after the last stage. Derived: true for at most 200,000 labels and 1,000,000
     points, which a CPU trains in minutes."""
     candidates: int = 200
-    """Number of labels that are reranked for each text, the best labels of the model."""
+    """Number of labels that are reranked for each text, the best labels of the model. Without an
+    index, all labels if there are at most 200."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] = (3, 5)

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 SCALE = 10.0
 """Initial logit, without bias, of an embedding in the direction of a label's centroid."""
+MIN_SPREAD = 0.1
+"""Minimum mean distance of embeddings from their center that `SCALE` refers to, as a share of the
+distance of the center from 0. Long texts of the same words have nearly equal embeddings, and small
+changes of these would otherwise give huge logits."""
 NAME_WEIGHT = 2
 """Weight of a label text in the centroid of its label. A point has weight 1."""
 INDEXED_POINTS = 10
@@ -96,7 +100,7 @@ def find_centroids(labels: csr_matrix, embedding: NDArray[np.float32]) -> Centro
     spread = float(np.linalg.norm(away, axis=1).mean())
     no_words = labels[:, :0]  # use φ alone
     _, directions = label_centroids(labels, no_words, away)
-    return Centroids(directions, center, max(spread, 1e-6))
+    return Centroids(directions, center, spread)
 
 
 def find_sharded_centroids(
@@ -123,7 +127,7 @@ def find_sharded_centroids(
             ones = to_points[:, first + start : first + start + len(chunk)]
             ones.data = np.ones_like(ones.data, dtype=np.float32)
             sums += ones @ chunk
-    return Centroids(unit_embedding(sums), center, max(spread, 1e-6))
+    return Centroids(unit_embedding(sums), center, spread)
 
 
 @torch.no_grad()
@@ -135,7 +139,8 @@ def init_from_centroids(
     At the mean distance from the center, the logit of an embedding is ``SCALE`` · cosine +
     ``bias``, where the cosine is between the directions of the embedding and the row.
     """
-    weight = directions * np.float32(SCALE / centroids.spread)
+    least = MIN_SPREAD * float(np.linalg.norm(centroids.center))
+    weight = directions * np.float32(SCALE / max(centroids.spread, least, 1e-6))
     offset = bias - weight @ centroids.center
     rows.weight.copy_(torch.from_numpy(weight))
     rows.bias.copy_(torch.from_numpy(offset.astype(np.float32)))

@@ -129,6 +129,7 @@ class Trainer:
         self.splits = {name: split for name, split in splits.items() if split is not None}
         self._drops_unhelpful = config.eval.drop_unhelpful and "validation" in self.splits
         self._in_ensemble = config.ensemble.members > 1
+        self._collapsed: dict[str, ResolvedStage] = {}  # stages whose collapse was reported
         n_held_out = len(self.splits.get("validation", ()))
         self._standard_error = 100 * _POINT_DEVIATION / math.sqrt(max(1, n_held_out))
         self.evaluated = [name for name in self.splits if name != "train"]
@@ -175,6 +176,8 @@ class Trainer:
         gpus = [self.device.index or 0] if self.device.type == "cuda" else []
         for number in range(n_finished, n_members):
             self._start_member(number)
+            if n_members > 1:
+                logger.info("member %d of %d", number + 1, n_members)
             with torch.random.fork_rng(gpus):
                 torch.manual_seed(self.config.member_seed)
                 # a resumed run prepares the corpus again, with the same result
@@ -297,25 +300,32 @@ class Trainer:
         """Record the sizes of the data; warn about labels without points and truncated texts."""
         train = self.splits["train"]
         is_empty = self.label_counts == 0
-        n_empty, n_earlier, n_held_out = (
-            int(mask.sum()) for mask in (is_empty, is_empty & self.is_earlier, self.is_held_out)
-        )
+        is_unseen = is_empty & ~self.is_earlier & ~self.is_held_out
+        n_earlier, n_held_out = int((is_empty & self.is_earlier).sum()), int(self.is_held_out.sum())
         self.run.record(
             "data",
             points={name: len(tokens) for name, tokens in self.tokens.items()},
             labels=self.corpus.n_labels,
-            labels_without_points=n_empty,
+            labels_without_points=int(is_empty.sum()),
             setup_points=len(train) if self.setup is None else len(self.setup),
             truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
             source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
             reading=dict(self.corpus.reading),
         )
+        if self.run.number:  # the first member of the ensemble has reported the rest
+            return
         for hint in training_hints(train, self.corpus.n_labels):
             logger.warning("%s", hint)
         of_all = f"of {len(is_empty):,} labels have"
-        if n_unseen := n_empty - n_earlier - n_held_out:
+        if is_unseen.any():
             message = "%s %s no training points and are predicted by their names"
-            logger.warning(message, f"{n_unseen:,}", of_all)
+            n_tested = 0
+            if "test_size" in self.corpus.reading and "test" in self.splits:
+                n_tested = is_unseen[np.unique(self.splits["test"].labels.indices)].sum()
+            if n_tested:
+                message += f"; the points of {n_tested:,} are in the test split: "
+                message += "--test-size 0 trains on all points"
+            logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
             message = "%s %s only held-out points and are not learned"
             logger.info(message, f"{n_held_out:,}", of_all)
@@ -366,7 +376,8 @@ class Trainer:
         if resumed is None:
             first = self._first_stage(init_from)
             before = init_from if self.continued is None else self.continued.model
-            warn_of_unused_settings(self.config, first, before)
+            if not self.run.number:  # the settings of all members are the same
+                warn_of_unused_settings(self.config, first, before)
         else:
             first = resumed.metadata["position"]
             model = self._rebuild(resumed)
@@ -507,7 +518,7 @@ class Trainer:
     ) -> None:
         """Train one stage, record its metrics and save a checkpoint."""
         run, stage = self.run, self.config.stages[position]
-        checkpoints = run.checkpoints
+        checkpoints, validate = run.checkpoints, partial(self._validate, stage)
         self.candidates.clear()
         self._validated_epoch = 0
 
@@ -529,7 +540,7 @@ class Trainer:
                     config=self.config,
                     points=self.points,
                     rng=np.random.default_rng([self.config.member_seed, position]),
-                    validate=self._validate if "validation" in self.splits else None,
+                    validate=validate if "validation" in self.splits else None,
                     report=self._report_epoch,
                     keep=keep,
                     resumed=resumed,
@@ -546,12 +557,18 @@ class Trainer:
             if checkpoints is not None:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
-    def _validate(self, model: EliasModel) -> dict[str, float]:
+    def _validate(self, stage: ResolvedStage, model: EliasModel) -> dict[str, float]:
         """Return the metrics on the validation points after an epoch."""
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
         self.candidates.clear()
         predictions = self._stage_predictions(model, self._candidates(model, "validation"))
-        warn_of_collapse(predictions, self.splits["validation"].labels)
+        problem = find_collapse(predictions, self.splits["validation"].labels)
+        if problem and stage.name not in self._collapsed:
+            self._collapsed[stage.name] = stage
+            logger.warning(
+                "%s: the encoder may have collapsed; if later epochs are no better, train with %s",
+                *(problem, halved_rates(stage, self.config.encoder.kind)),
+            )
         return self.world.broadcast_from_rank0(
             lambda: self._measure(predictions, "validation", names)
         )
@@ -626,8 +643,9 @@ class Trainer:
         config = replace(self.config, stages=stages)
         if isinstance(model, OneVsAll):
             index = IndexConfig(kind="all", label_storage=config.index.label_storage)
-            every_label = EliasConfig(index=index).resolve(len(self.points.tokens), model.n_labels)
-            config = replace(config, index=every_label.index)
+            flat = EliasConfig(index=index, rerank=config.rerank)
+            flat = flat.resolve(len(self.points.tokens), model.n_labels)
+            config = replace(config, index=flat.index, rerank=flat.rerank)
         self.config = self.initializer.config = config
         self.candidates.clear()
         return model
@@ -862,7 +880,7 @@ class Trainer:
         scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
         if model.reranker.refitted:  # the ranker was trained on more points than the stage
             scores[model.components[0]] -= self._standard_error
-        best = max(scores, key=lambda name: scores[name])
+        best = max(reversed(model.components), key=lambda name: scores[name])
         dropped = model.components[model.components.index(best) + 1 :]
         for name in dropped:
             logger.info(
@@ -906,6 +924,12 @@ class Trainer:
                 predicted = {name: measured(name) for name in splits}
                 quality = measure_probabilities(model.probabilities, predicted)
                 model.metadata[PROBABILITIES] = quality
+            if "validation" in splits and (problem := find_collapse(*measured("validation"))):
+                first = next(iter(self._collapsed.values()), self.config.stages[-1])
+                logger.warning(
+                    "the trained model has collapsed: %s; train again with %s",
+                    *(problem, halved_rates(first, self.config.encoder.kind)),
+                )
         run.record(PROBABILITIES, **quality)
         model.metadata["timings"] = rounded(run.timings)
         if run.folder is not None:
@@ -1014,15 +1038,25 @@ def warn_of_unused_settings(
         )
 
 
-def warn_of_collapse(predictions: Predictions, labels: csr_matrix) -> None:
-    """Warn if nearly all held-out texts get the same best label, but few really have it."""
+def find_collapse(predictions: Predictions, labels: csr_matrix) -> str | None:
+    """Describe the problem if nearly all texts get the same best label, but few really have it."""
+    n_points = labels.shape[0]
+    if n_points < _MIN_COLLAPSED:
+        return None
     first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
-    n_points, share = labels.shape[0], counts.max() / counts.sum()
-    true_share = (labels.indices == first[counts.argmax()]).sum() / max(1, n_points)
-    if n_points >= _MIN_COLLAPSED and share > _COLLAPSED and true_share < share / 2:
-        logger.warning(
-            "%.0f%% of the held-out texts get the same best label, but only %.0f%% have it: "
-            "the encoder may have collapsed; if this does not change in the next epochs, lower "
-            "the encoder_lr of the stages",
-            *(100 * share, 100 * true_share),
-        )
+    share = counts.max() / n_points
+    true_share = (labels.indices == first[counts.argmax()]).sum() / n_points
+    if share <= _COLLAPSED or true_share >= share / 2:
+        return None
+    return (
+        f"{share:.0%} of the held-out texts get the same best label, but only {true_share:.0%} "
+        "have it"
+    )
+
+
+def halved_rates(stage: ResolvedStage, encoder_kind: str) -> str:
+    """Return the options that train a stage with half of its learning rates of the encoder."""
+    names = ["encoder_lr", "bag_lr"] if encoder_kind == "bag" else ["encoder_lr"]
+    return " ".join(
+        f"--set stages.{stage.name}.{name}={getattr(stage, name) / 2:g}" for name in names
+    )

@@ -152,7 +152,7 @@ INTENTS = ("fast", "balanced", "best", "small")
 
 
 @pytest.mark.parametrize("encoder", ["bag", "minilm"])
-@pytest.mark.parametrize("n_labels", [2, 50, 8484])
+@pytest.mark.parametrize("n_labels", [2, 50, 200, 8484])
 @pytest.mark.parametrize("preset", INTENTS)
 def test_a_preset_keeps_the_index_and_the_stages_of_the_defaults(preset, n_labels, encoder):
     config, default = EliasConfig.preset(preset).with_encoder(encoder), EliasConfig()
@@ -164,7 +164,20 @@ def test_a_preset_keeps_the_index_and_the_stages_of_the_defaults(preset, n_label
     assert [s.name for s in resolved.stages] == [s.name for s in derived.stages]
     assert [s.score_all for s in resolved.stages] == [s.score_all for s in derived.stages]
     assert resolved.rerank.enabled
-    assert resolved.ranks_every_label == derived.ranks_every_label == (n_labels <= 50)
+    assert resolved.ranks_every_label == derived.ranks_every_label == (n_labels <= 200)
+
+
+@pytest.mark.parametrize(("given", "n_labels", "resolved"), [(20, 150, 150), (20, 201, 20)])
+def test_the_number_of_candidates_does_not_decide_whether_every_label_is_ranked(
+    given, n_labels, resolved
+):
+    config = EliasConfig().override({"rerank.candidates": given}).resolve(4000, n_labels)
+
+    assert config.ranks_every_label == (n_labels <= 200)
+    assert config.rerank.candidates == resolved
+    derived = EliasConfig().resolve(4000, n_labels)
+    assert config.eval.validation_size == derived.eval.validation_size
+    assert config.resolve(4000, n_labels) == config
 
 
 @pytest.mark.parametrize("encoder", ["bag", "minilm"])

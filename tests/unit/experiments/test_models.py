@@ -42,13 +42,22 @@ def test_one_vs_all_of_one_vs_all_changes_nothing():
         ({}, "stage2, rerank, calibrate"),
         ({"rerank.calibrate": False}, "stage2, rerank"),
         ({"eval.validation_size": 19}, "stage2, rerank"),
-        ({"index.kind": "all"}, "one-vs-all, rerank"),  # the ranker scores every label
-        ({"index.kind": "all", "rerank.candidates": 20}, "one-vs-all, rerank, calibrate"),
+        ({"index.kind": "all"}, "one-vs-all, rerank, calibrate"),
     ],
 )
 def test_the_components_of_a_model_are_known_before_training(changes, known, tmp_path):
+    check_components(changes, known, tmp_path, n_labels=210)
+
+
+@pytest.mark.parametrize("changes", [{}, {"rerank.candidates": 20}])
+def test_a_ranker_that_scores_every_label_is_not_calibrated(changes, tmp_path):
+    check_components({"index.kind": "all"} | changes, "one-vs-all, rerank", tmp_path, n_labels=30)
+
+
+def check_components(changes, known, folder, n_labels):
+    """Check which components an experiment expects of a model."""
     config = EliasConfig().override({"rerank.names": False, **changes})
-    setting = Setting.of(config, synthetic_corpus(n_points=300, n_labels=30), tmp_path)
+    setting = Setting.of(config, synthetic_corpus(n_points=300, n_labels=n_labels), folder)
 
     with pytest.raises(ConfigError, match=rf"will not have this component \(use one of: {known}\)"):
         Models(setting).component("none")

@@ -43,6 +43,19 @@ def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
     assert logit.item() == pytest.approx(SCALE * cosine - 4, abs=1e-4)
 
 
+def test_nearly_equal_embeddings_do_not_get_huge_classifiers():
+    rng = np.random.default_rng(0)
+    embedding = (np.array([6, 8]) + 1e-3 * rng.standard_normal((4, 2))).astype(np.float32)
+    centroids = find_centroids(LABELS, embedding)
+    rows = LinearRows(3, 2)
+
+    init_from_centroids(rows, centroids.directions, centroids, bias=-4.0)
+
+    assert rows.weight[:2].norm(dim=1).tolist() == pytest.approx([10, 10], rel=1e-3)
+    at_center = rows.weight @ torch.from_numpy(centroids.center) + rows.bias
+    assert at_center.tolist() == pytest.approx([-4] * 3, abs=1e-4)
+
+
 def test_a_cluster_direction_is_the_unit_mean_of_its_labels():
     centroids = find_centroids(LABELS, EMBEDDING)
 

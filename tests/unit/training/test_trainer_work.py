@@ -58,8 +58,8 @@ def scores(monkeypatch):
     """The validation scores of the next epochs."""
     scores, validate = [], Trainer._validate
 
-    def scored(self, model):
-        return validate(self, model) | {self.config.eval.select_by: scores.pop(0)}
+    def scored(self, stage, model):
+        return validate(self, stage, model) | {self.config.eval.select_by: scores.pop(0)}
 
     monkeypatch.setattr(Trainer, "_validate", scored)
     return scores
