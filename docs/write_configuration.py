@@ -91,10 +91,10 @@ def _kind(annotation: str) -> str:
     if choices := re.fullmatch(r"Literal\[(.*)\]( \| None)?", annotation):
         values = [f"`{ast.literal_eval(choice)}`" for choice in choices[1].split(", ")]
         return " or ".join(values + ["`none`"] * bool(choices[2]))
-    if pair := re.fullmatch(r"tuple\[(\w+), \w+\]", annotation):
-        return f"two {PLAIN[pair[1]]}s"
     plain, _, open_end = annotation.partition(" | ")
-    return PLAIN[plain] + (" or `none`" if open_end else "")
+    pair = re.fullmatch(r"tuple\[(\w+), \w+\]", plain)
+    kind = f"two {PLAIN[pair[1]]}s" if pair else PLAIN[plain]
+    return kind + (" or `none`" if open_end else "")
 
 
 def _shown(value: Any) -> str:

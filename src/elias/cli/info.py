@@ -170,6 +170,8 @@ def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
     task = "over every label" if every_label else f"over the best {rerank.candidates} labels"
     if calibrated:
         task += ", then calibrated" + ", using label names if they are words" * rerank.names
+    if rerank.word_ngrams and rerank.char_ngrams == (0, 0):
+        task += because(", by words alone", "rerank.char_ngrams")
     if config.ensemble.members == 1 and n_held_out and (every_label or calibrated):
         task += ", finally trained on the held-out points too"
     return f"{task}; rerank.enabled=false trains none"

@@ -15,6 +15,7 @@ from elias.config.io import without_learning_rates as without_learning_rates
 from elias.config.resolve import ResolvedConfig as ResolvedConfig
 from elias.config.resolve import ResolvedEncoder as ResolvedEncoder
 from elias.config.resolve import ResolvedIndex as ResolvedIndex
+from elias.config.resolve import ResolvedRerank as ResolvedRerank
 from elias.config.resolve import ResolvedStage as ResolvedStage
 from elias.config.resolve import default_stages as default_stages
 from elias.config.resolve import fill_sizes as fill_sizes

@@ -63,6 +63,9 @@ PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
 """Sizes for more labels, as in the paper (Table 4), but with twice the shortlist in prediction."""
 MIN_VALIDATION, MAX_VALIDATION = 20, 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
+CHAR_NGRAMS = (3, 5)
+LONG_TEXT_BYTES = 500
+"""Size from which on texts are long: about 80 words. It is compared with the 95th percentile."""
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
 MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
@@ -197,9 +200,10 @@ class ResolvedStage(StageConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRerank(RerankConfig):
-    """A `RerankConfig` in which ``enabled`` is not None."""
+    """A `RerankConfig` in which nothing is None."""
 
     enabled: bool
+    char_ngrams: tuple[int, int] = (3, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +263,28 @@ def fill_sizes(
         encoder=_fill_encoder(config.encoder, n_bytes),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
-        rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled, candidates=candidates),
+        rerank=_narrow(
+            ResolvedRerank,
+            config.rerank,
+            enabled=enabled,
+            candidates=candidates,
+            char_ngrams=char_ngrams(config.rerank, n_bytes, few=few),
+        ),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )
+
+
+def char_ngrams(rerank: RerankConfig, n_bytes: int | None, *, few: bool) -> tuple[int, int]:
+    """Return the character n-grams of the ranker: none for long texts, unless labels are few.
+
+    >>> from elias.config import RerankConfig
+    >>> char_ngrams(RerankConfig(), 100, few=False), char_ngrams(RerankConfig(), 1000, few=False)
+    ((3, 5), (0, 0))
+    """
+    if rerank.char_ngrams is not None:
+        return rerank.char_ngrams
+    reads_words = rerank.word_ngrams > 0 and not few
+    return (0, 0) if reads_words and (n_bytes or 0) >= LONG_TEXT_BYTES else CHAR_NGRAMS
 
 
 def _fill_encoder(encoder: EncoderConfig, n_bytes: int | None) -> ResolvedEncoder:
@@ -451,6 +474,7 @@ def reasons(
         "index.shortlist_size": f"{index.shortlist_size / n_labels:.0%} of the labels",
         "eval.validation_size": f"{share} of the points" if share else points,
         "rerank.enabled": f"{n_labels:,} labels, {points}",
+        "rerank.char_ngrams": "long texts" if resolved.rerank.char_ngrams == (0, 0) else "default",
     }
     for key in list(why):
         section, name = key.split(".")

@@ -53,8 +53,9 @@ class RerankConfig:
     index, all labels if there are at most 200."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
-    char_ngrams: tuple[int, int] = (3, 5)
-    """Shortest and longest character n-gram that is a feature; (0, 0) for none."""
+    char_ngrams: tuple[int, int] | None = None
+    """Shortest and longest character n-gram that is a feature; (0, 0) for none. Derived: (3, 5), or
+    none if texts are long and there are more than 200 labels: words say enough then."""
     embedding: Literal["none", "encoder", "first"] = "none"
     """Embedding φ(x) as additional features: ``encoder`` after training (as in the paper; it
     overfits, because the ranker trains on the same points), or ``first`` before training, for a
@@ -82,9 +83,10 @@ class RerankConfig:
         _at_least(1, self, "rerank", "candidates", "trees")
         words = self.word_ngrams
         require(0 <= words <= 5, f"rerank.word_ngrams must be in 0..5, not {words}")
-        _check_span(self.char_ngrams, "rerank.char_ngrams")
+        if self.char_ngrams is not None:
+            _check_span(self.char_ngrams, "rerank.char_ngrams")
         require(
-            words > 0 or self.char_ngrams[1] > 0 or self.embedding != "none",
+            words > 0 or self.char_ngrams != (0, 0) or self.embedding != "none",
             "rerank has no features: set rerank.word_ngrams, rerank.char_ngrams or "
             "rerank.embedding",
         )

@@ -23,7 +23,7 @@ from elias.kernels.threads import split_range, thread_map_progress
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from elias.config import RerankConfig
+    from elias.config import RerankConfig, ResolvedRerank
     from elias.rerank.solver import Solution
 
 
@@ -68,7 +68,7 @@ class RankerFeatures:
     """The vocabulary, or None if features are given or the ranker uses only the embedding."""
 
     @classmethod
-    def fit(cls, inputs: Inputs, config: RerankConfig) -> RankerFeatures:
+    def fit(cls, inputs: Inputs, config: ResolvedRerank) -> RankerFeatures:
         """Learn the vocabulary of training texts. For feature vectors, store only their width.
 
         Raises:

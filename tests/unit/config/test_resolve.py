@@ -307,6 +307,7 @@ def test_the_pages_have_the_constants_of_the_rules(page):
     facts = [
         f"{rules.MAX_RERANKED_LABELS:,} labels and {rules.MAX_RERANKED_POINTS:,}",
         "{}, {}, {} {} {}".format(*rules.MAX_LENGTHS[:3], "(and|or)", rules.MAX_LENGTHS[3]),
+        f"({rules.LONG_TEXT_BYTES} bytes|texts are long)",
         f"{rules.MAX_SCORED_LABELS} labels",
         f"{rules.MAX_WIDE_LABELS['bag']:,}",
         f"{rules.MAX_WIDE_LABELS['transformer']:,}",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
-from elias.config import RerankConfig
+from elias.config import ResolvedRerank
 from elias.errors import ModelError
 from elias.rerank.calibration import FOREST_LEAF, Calibration, LabelNames
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK, relevant_candidates
@@ -202,7 +202,7 @@ def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker)
 
 
 def test_names_without_letters_are_ignored():
-    features = RankerFeatures.fit(["channel 4 of 1984", "room 101"], RerankConfig())
+    features = RankerFeatures.fit(["channel 4 of 1984", "room 101"], ResolvedRerank(enabled=True))
 
     assert LabelNames.read(features, ["4", "1984", "101"]) is None
     assert np.diff(LabelNames.read(features, ["101", "Room 101"]).starts).tolist()[0] == 0

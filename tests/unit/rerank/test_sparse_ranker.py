@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from elias.config import RerankConfig
+from elias.config import RerankConfig, ResolvedRerank
 from elias.errors import DataError
 from elias.rerank.sparse_ranker import RankerFeatures, unit_embedding
 
@@ -14,7 +14,7 @@ def lengths(matrix):
 
 
 def test_rows_have_length_one_and_words_weigh_as_much_as_ngrams():
-    features = RankerFeatures.fit(TEXTS, RerankConfig())
+    features = RankerFeatures.fit(TEXTS, ResolvedRerank(enabled=True))
 
     actual = features.transform(TEXTS)
 
@@ -36,7 +36,7 @@ def test_the_vocabulary_holds_the_configured_terms():
 def test_given_features_pass_through_at_length_one():
     given = csr_matrix(np.float32([[3, 4, 0], [0, 0, 0]]))
 
-    features = RankerFeatures.fit(given, RerankConfig())
+    features = RankerFeatures.fit(given, ResolvedRerank(enabled=True))
 
     assert features.featurizer is None
     np.testing.assert_allclose(features.transform(given).toarray(), [[0.6, 0.8, 0], [0, 0, 0]])
@@ -52,13 +52,13 @@ def test_a_ranker_of_the_embedding_alone_has_no_sparse_features():
 
 def test_texts_without_a_word_are_refused():
     with pytest.raises(DataError, match="the 2 training texts contain no word or n-gram"):
-        RankerFeatures.fit(["?", ""], RerankConfig())
+        RankerFeatures.fit(["?", ""], ResolvedRerank(enabled=True))
 
 
 def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
     given = csr_matrix(np.eye(2, dtype=np.float32))
-    of_features = RankerFeatures.fit(given, RerankConfig())
-    of_texts = RankerFeatures.fit(TEXTS, RerankConfig())
+    of_features = RankerFeatures.fit(given, ResolvedRerank(enabled=True))
+    of_texts = RankerFeatures.fit(TEXTS, ResolvedRerank(enabled=True))
 
     with pytest.raises(DataError, match="trained on features"):
         of_features.transform(["red"])
