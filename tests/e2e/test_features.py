@@ -91,7 +91,7 @@ def test_features_of_another_width_are_refused(folder, run):
 def test_a_transformer_cannot_read_features(folder):
     config = EliasConfig().override({"encoder.model": "minilm"})
 
-    with pytest.raises(ConfigError, match="features and no text; only 'bag'"):
+    with pytest.raises(ConfigError, match="features, but no texts; set it to 'bag'"):
         train(load_corpus(folder), config, device="cpu")
 
 

@@ -86,6 +86,7 @@ _POINT_DEVIATION = 0.3  # typical standard deviation of a point's nDCG@5 between
 _COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts for estimates about all texts
+_MIN_SINGLE = 10  # labels with one training point, for an estimate of labels with none
 _MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
@@ -838,23 +839,24 @@ class Trainer:
         have only held-out points are left out, because validation would overrate them.
 
         How many labels of a new text have no training point is estimated by the number of labels
-        with a single training point, divided by the number of points (Good and Turing).
+        with a single training point, divided by the number of points (Good and Turing). With fewer
+        than `_MIN_SINGLE` such labels, there is no estimate.
         """
         train = self.splits["train"]
         labels = train.labels.tocsc()[:, self.is_beside].tocsr()
         rows = np.flatnonzero(np.diff(labels.indptr))
         texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
         added = labels_beside(model, self.is_beside, texts, labels[rows])
-        if added is None or self.continued is not None:
+        n_single = int((self.label_counts == 1).sum())
+        if added is None or self.continued is not None or n_single < _MIN_SINGLE:
             return added
         name = "validation" if "validation" in self.splits else "train"
         sample = np.arange(min(_SAMPLED_TEXTS, len(self.splits[name])))
         sampled = self.splits[name].take(sample)
         embedding = embed_all(model.model.encoder, self.tokens[name].take(sample))
         assert sampled.texts is not None
-        n_unseen = ((self.label_counts == 1).sum() + 1) / (len(train) + 1)
         share = len(added) / self.is_beside.sum()
-        return added.expecting(share * n_unseen, embedding, sampled.texts)
+        return added.expecting(share * n_single / len(train), embedding, sampled.texts)
 
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]

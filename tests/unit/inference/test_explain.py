@@ -177,7 +177,12 @@ def test_the_weight_of_a_character_ngram_is_divided_among_its_words():
 def trained():
     """A model whose ranker reads embeddings, and test texts."""
     corpus = synthetic_corpus(n_points=400, n_labels=40)
-    changes = {"encoder.dim": 16, "rerank.candidates": 3, "eval.drop_unhelpful": False}
+    changes = {
+        "encoder.dim": 16,
+        "index.kind": "graph",
+        "rerank.candidates": 3,
+        "eval.drop_unhelpful": False,
+    }
     config = EliasConfig().override({**changes, "rerank.embedding": "encoder"})
     return train(corpus, config, device="cpu"), corpus.test.texts[:20]
 
