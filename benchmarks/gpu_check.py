@@ -39,7 +39,7 @@ from elias.kernels.gpu import search as gpu_search
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.model.batched import SEARCH_GRAPHS, rank_all
 from elias.model.elias import SearchSizes
-from elias.text.batches import PaddedBatch, TokenBatch
+from elias.text.batches import TokenBatch, fixed_size_batch
 from elias.text.tokens import Tokens
 from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.optimizer import Optimizer, schedule
@@ -635,11 +635,17 @@ class Checks:
         errors = []
         for i, (batch, width) in enumerate(zip(batches, widths, strict=True)):
             lengths = self.ints(16, 32) + (1 if width == 16 else 9)
-            ids = batch.tokens.ids.view(32, 24)[:, :width].contiguous()
-            square = PaddedBatch(ids, lengths.clamp(max=width), full=False)
+            lengths = lengths.clamp(max=width)
+            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).cpu().numpy()
+            texts = Tokens(offsets, batch.tokens.ids[: offsets[-1]].int().cpu().numpy())
+            packs = encoder.packs(self.device)
+            # texts of the two widths need batches of two sizes
+            tokens = fixed_size_batch(
+                texts, np.arange(32), pad_id=0, max_length=width, packs=packs
+            ).to(self.device)
             with self._no_memory_left() if i == short_at else nullcontext():
-                actual = captured(square, batch.positives, batch.parents)
-            embedding = twin.encoder.embed(square).float()
+                actual = captured(tokens, batch.positives, batch.parents)
+            embedding = twin.encoder(tokens).float()
             expected = twin.losses(embedding, *batch[1:], sizes, **options[1])
             expected.total.backward()
             errors.append(error_of(actual.total, expected.total))
@@ -667,7 +673,8 @@ class Checks:
         with torch.inference_mode():
             captured = SEARCH_GRAPHS.capture(model, sizes, 20)
             for batch in batches:
-                actual = captured(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
+                ids, offsets = batch.tokens.ids, batch.tokens.offsets
+                actual = captured(ids, offsets, longest=24, filled=False)
                 expected = model.rank(encoder(batch.tokens).float(), sizes, 20)
                 errors.append(error_of(actual[1], expected[1]))
                 errors.append((actual[0] != expected[0]).double().mean().item())
@@ -693,9 +700,9 @@ class Checks:
                 tokens = random_tokens(rng, int(rng.choice([1, 2, 3, 32, 70])), 64)
                 asked = tokens, sizes, int(rng.choice([5, 20, 100]))
                 actual = rank_all(model, *asked, batch_size=32)
-                encoder.takes_padded = False
+                encoder.capturable = False
                 expected = rank_all(copy.deepcopy(model), *asked, batch_size=32)
-                encoder.takes_padded = True
+                encoder.capturable = True
                 scores = (torch.from_numpy(part.scores) for part in (actual, expected))
                 errors.append(error_of(*scores))
                 differing += (actual.ids != expected.ids).sum()

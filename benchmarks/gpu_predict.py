@@ -28,7 +28,6 @@ from gpu_setup import (
     median_ms,
     ms,
     ratio,
-    rectangle_of,
     table,
     text_encoder,
 )
@@ -56,13 +55,11 @@ def predict(shape, encoder, device, given, batch_size):
     captured = SEARCH_GRAPHS.capture(model, sizes, TOP_K) if can_capture(model) else None
     use_graphs = given.captured and captured is not None
     given_as = [batch.tokens for batch in batches]
-    if use_graphs:
-        given_as = [rectangle_of(tokens) for tokens in given_as]
 
     def whole(i):
         batch = given_as[i % len(batches)]
         if use_graphs:
-            return captured(batch.ids, batch.lengths, full=batch.full)
+            return captured(batch.ids, batch.offsets, longest=batch.longest, filled=batch.filled)
         return model.rank(encoder(batch).float(), sizes, TOP_K)
 
     with torch.inference_mode():

@@ -40,7 +40,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import PaddedBatch, TokenBatch
+from elias.text.batches import TokenBatch
 from elias.training.cuda_graph_step import CudaGraphStep
 
 SEED = 0  # seed of all random data, so that both steps and all runs have the same
@@ -114,8 +114,7 @@ class Rows(TextEncoder):
         # a copy, as in other encoders: gradients may need it after the vectors change
         return self.vectors[: len(batch)].clone()
 
-    takes_padded = True
-    embed = forward
+    capturable = True
 
 
 def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout=0.1):
@@ -221,19 +220,13 @@ def stepper(shape, model, optimizer, batches, *, captured):
         accumulates=False,
         batch_size=shape.batch,
     )
-    squares = [rectangle_of(batch.tokens) for batch in batches]
 
     def replayed(i):
         batch = batches[i % len(batches)]
-        graphs(squares[i % len(batches)], batch.positives, batch.parents)
+        graphs(*batch)
         optimizer.step(1.0)
 
     return replayed
-
-
-def rectangle_of(tokens):
-    """Return full-length texts as a padded batch."""
-    return PaddedBatch(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
 _STAGE = StageConfig(

@@ -108,7 +108,7 @@ def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, 
     )
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_padded = False
+    plain.encoder.capturable = False
 
     expected, none = train(plain, stage, reduction, monkeypatch, rerun)
     losses, recorded = train(model, stage, reduction, monkeypatch, rerun)
@@ -126,7 +126,7 @@ def test_a_failed_capture_leaves_no_gradients(folder, monkeypatch):
     stage = make_stage(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_padded = False
+    plain.encoder.capturable = False
     taken = IndexGradients.take_last_pairs
 
     def broken(work):
@@ -146,7 +146,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_without_graphs(folder, monke
     stage = make_stage(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_padded = False
+    plain.encoder.capturable = False
     whole, failed = CudaGraphStep._run_eagerly, []
 
     def none_left(_):

@@ -11,7 +11,7 @@ from elias.kernels.adamw_state import AdamWRates, History, LinearState, RowState
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.text.batches import PaddedBatch, TokenBatch
+from elias.text.batches import TokenBatch
 from stages import make_stage
 
 # the interpreter of older versions fails with numpy 2.4
@@ -363,9 +363,6 @@ class Lookup(TextEncoder):
     def forward(self, batch):
         return self.vectors[batch.ids]
 
-    def embed(self, batch):
-        return self.vectors[batch.ids[:, 0]]
-
 
 def make_model(seed, *, learned):
     generator, n_labels = generator_of(seed), 12
@@ -488,7 +485,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         tokens, *labels, sizes = make_batch(seed + 10 * i, plain)
         expected = plain.losses(plain.encoder(tokens), *labels, sizes, **options, gradients=held[0])
         expected.total.backward()
-        actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        actual = step(tokens, *labels)
         for optimizer in optimizers:
             optimizer.step(1.0)
         torch.testing.assert_close(tuple(actual), tuple(part.detach() for part in expected))
@@ -517,7 +514,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
     )
 
     for _ in range(2):  # a shape is recorded when it comes again
-        actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        actual = step(tokens, *labels)
 
     expected = model.losses(model.encoder(tokens), *labels, sizes, **options)
     torch.testing.assert_close(actual.total, expected.total)

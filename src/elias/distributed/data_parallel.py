@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -215,6 +215,17 @@ class KeyedDropout(TorchFunctionMode):
         self._encoder = encoder
         self._windows: tuple[Tensor, Tensor] | None = None
         self._calls = 0
+
+    def __enter__(self) -> Self:
+        """Replace dropout, and have the encoder keep each text in a row."""
+        self._encoder.needs_rows = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the usual dropout."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._encoder.needs_rows = False
 
     def __torch_function__(
         self,

@@ -98,7 +98,7 @@ class CapturedFunction(Generic[Result]):
         """Store the function and settings without capturing.
 
         Args:
-            function: Takes tensors and boolean options.
+            function: Takes tensors, and options that are part of the shape.
             capture: Captures a function as a CUDA graph.
             fallback: Variant of ``function`` that undoes its changes if it fails. It is needed if
                 ``function`` changes anything before it can run out of memory.
@@ -122,7 +122,7 @@ class CapturedFunction(Generic[Result]):
         """Return whether capturing has stopped and no CUDA graph exists."""
         return self._stopped and not self._graphs
 
-    def __call__(self, *inputs: Tensor, **options: bool) -> Result:
+    def __call__(self, *inputs: Tensor, **options: int) -> Result:
         """Replay or run the function and return its result, which the next call may overwrite."""
         key = (*(tensor.shape for tensor in inputs), *options.items())
         if key not in self._graphs and not self._add_graph(key, inputs, options):
@@ -133,7 +133,7 @@ class CapturedFunction(Generic[Result]):
         replay()
         return result
 
-    def run_eagerly(self, *inputs: Tensor, **options: bool) -> Result:
+    def run_eagerly(self, *inputs: Tensor, **options: int) -> Result:
         """Run the function without capturing it."""
         if not self._graphs:
             return self._function(*inputs, **options)
@@ -150,7 +150,7 @@ class CapturedFunction(Generic[Result]):
         self._graphs.clear()
         self._stopped = True
 
-    def _add_graph(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
+    def _add_graph(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, int]) -> bool:
         """Capture a new shape after ``min_calls`` eager calls. Return whether it was captured."""
         if self._stopped or self._calls[key] < self._min_calls:
             self._calls[key] += 1

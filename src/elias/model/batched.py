@@ -27,13 +27,12 @@ from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import (
     HostCopy,
-    PaddedBatch,
     TokenBatch,
     collate,
     copy_to_host,
+    fixed_size_batch,
     n_batches,
     ordered_batches,
-    pad_batch,
     padded_length,
     prefetch,
 )
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
-    Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch | PaddedBatch]
+    Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch]
     Graphs: TypeAlias = CapturedFunction[tuple[Tensor, Tensor]]
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def rank_all(
     scores = np.zeros((n_texts, width), dtype=np.float32)
     phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32) if embed else None
 
-    use_graphs, is_cpu = model.encoder.takes_padded, model.labels.weight.is_cpu
+    use_graphs, is_cpu = model.encoder.capturable, model.labels.weight.is_cpu
     if is_cpu and not use_graphs and 0 < n_texts <= batch_size:  # a fast path for few texts
         order = np.argsort(np.diff(tokens.offsets), kind="stable")
         with evaluating(model):
@@ -102,12 +101,17 @@ def rank_all(
         graphs.captured(model, sizes, width, blocked, n_texts) if use_graphs else nullcontext()
     ) as captured:
         gather: Gather = collate
+        packs = captured is not None and model.encoder.packs(model.labels.weight.device)
         if captured is not None:
-            gather = partial(graphs.pad, model.encoder, batch_size)
+            gather = partial(graphs.gather, model.encoder, batch_size)
             phi = None
-        for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
-            if captured is not None and isinstance(batch, PaddedBatch):
-                labels, p = captured(batch.ids, batch.lengths, full=batch.full)
+        for rows, batch in _batches(
+            model, tokens, batch_size, "Searching", gather, by_length=not packs
+        ):
+            if captured is not None:
+                labels, p = captured(
+                    batch.ids, batch.offsets, longest=batch.longest, filled=batch.filled
+                )
                 # a graph may also rank padding texts, and more than k labels of each text
                 labels, p = labels[: len(rows), :width], p[: len(rows), :width]
             else:
@@ -158,8 +162,14 @@ def _batches(
     batch_size: int,
     description: str,
     gather: Gather = collate,
+    *,
+    by_length: bool = True,
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield row indices and their batch on the model's device. Batches for a GPU are prefetched."""
+    """Yield row indices and their batch on the model's device. Batches for a GPU are prefetched.
+
+    With ``by_length``, the texts of a batch have similar lengths, so that they need less padding.
+    Otherwise they are in their own order, and batches have similar numbers of tokens.
+    """
     device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
         if len(lengths) <= batch_size and device.type == "cpu":  # a fast path for single texts
@@ -168,11 +178,12 @@ def _batches(
                 yield order, gather(tokens, order)
             return
 
-        def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], TokenBatch | PaddedBatch]:
+        def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], TokenBatch]:
             batch = gather(tokens, rows)
             return rows, batch.pin_memory() if device.type == "cuda" else batch
 
-        made = map(make, ordered_batches(lengths, batch_size))
+        keys = lengths if by_length else np.zeros_like(lengths)
+        made = map(make, ordered_batches(keys, batch_size))
         total = n_batches(len(lengths), batch_size)
         with progress(description, total) as advance:
             for rows, batch in prefetch(made) if device.type == "cuda" and total > 1 else made:
@@ -198,7 +209,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def can_capture(model: EliasModel) -> bool:
     """Return whether searches of a model can be captured as CUDA graphs on its device."""
-    return model.encoder.takes_padded and runs_triton(model.labels.weight)
+    return model.encoder.capturable and runs_triton(model.labels.weight)
 
 
 @dataclass(eq=False)
@@ -275,23 +286,25 @@ class SearchGraphs:
         finally:
             graphs.lock.release()
 
-    def pad(
+    def gather(
         self, encoder: TextEncoder, batch_size: int, tokens: Tokens, rows: NDArray[np.int64]
-    ) -> TokenBatch | PaddedBatch:
-        """Return the texts of ``rows`` as a batch, padded to one of a few shapes for CUDA graphs.
+    ) -> TokenBatch:
+        """Return the texts of ``rows`` as a batch of one of a few sizes, for CUDA graphs.
 
-        The number of texts in a partial batch is padded to a power of two, unless the batch would
-        then have more than ``max_padded_tokens`` tokens.
+        The number of texts in a partial batch is rounded up to a power of two. If the encoder pads
+        texts, this is only done for batches of at most ``max_padded_tokens`` tokens.
         """
+        packs = encoder.packs(next(encoder.parameters()).device)
         n_rows = batch_size
         if len(rows) < batch_size:
             n_rows = min(1 << (len(rows) - 1).bit_length(), batch_size)
             most = int((tokens.offsets[rows + 1] - tokens.offsets[rows]).max())
             n_tokens = n_rows * padded_length(most, encoder.max_length)
-            if n_rows > len(rows) and n_tokens > self.max_padded_tokens:
+            if not packs and n_rows > len(rows) and n_tokens > self.max_padded_tokens:
                 return collate(tokens, rows)
-        return pad_batch(
-            tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length, n_rows=n_rows
+        pad_id, max_length = encoder.pad_id, encoder.max_length
+        return fixed_size_batch(
+            tokens, rows, pad_id=pad_id, max_length=max_length, packs=packs, n_rows=n_rows
         )
 
     def capture(
@@ -304,16 +317,19 @@ class SearchGraphs:
         min_calls: int = 1,
         max_graphs: int = 32,
     ) -> Graphs:
-        """Return a function that ranks padded texts with CUDA graphs.
+        """Return a function that ranks texts with CUDA graphs.
 
         It holds only a weak reference to the model.
         """
         reference = ref(model)
 
-        def rank(ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
+        def rank(
+            ids: Tensor, offsets: Tensor, *, longest: int, filled: bool
+        ) -> tuple[Tensor, Tensor]:
             model = reference()
             assert model is not None
-            embedding = model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
+            batch = TokenBatch(ids, offsets, longest, filled=filled)
+            embedding = model.encoder(batch).float()
             return model.rank(embedding, sizes, top_k, blocked)
 
         capture = self.recorder(model.labels.weight.device)

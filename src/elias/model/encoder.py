@@ -14,7 +14,7 @@ from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import ConfigError, DataError
 from elias.kernels import bag_sum
 from elias.kernels.cpu.products import use_bfloat16
-from elias.text.batches import PaddedBatch, TokenBatch
+from elias.text.batches import TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
 
@@ -34,12 +34,14 @@ class TextEncoder(nn.Module):
     """Number of token ids or, if `reads_features` is True, of input features."""
     uses_numba: bool = False
     """True if most of the work on a CPU is done by numba kernels instead of torch."""
-    takes_padded: bool = False
-    """True if `embed` accepts padded batches, so that CUDA graphs can capture the encoder."""
+    capturable: bool = False
+    """True if CUDA graphs can capture `forward`, for batches of `fixed_size_batch`."""
     pad_id: int = 0
-    """Token id of the padding."""
+    """Token id of padding and fillers."""
     max_length: int = 0
-    """Maximum number of tokens of a padded text."""
+    """Maximum number of tokens that are encoded together."""
+    needs_rows: bool = False
+    """True if each text must be a row of every tensor, as `KeyedDropout` requires."""
     current_windows: tuple[Tensor, Tensor] | None = None
     """While windows of long texts are encoded: the index of each row's text, and the index of the
     window within this text, for `KeyedDropout`. None if every row is a whole text."""
@@ -61,9 +63,9 @@ class TextEncoder(nn.Module):
         """Prepare for many batches, for example by compiling. Return whether anything changed."""
         return False
 
-    def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) of each padded text, like `forward`."""
-        raise NotImplementedError
+    def packs(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether `forward` reads batches on this device without padding."""
+        return False
 
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:

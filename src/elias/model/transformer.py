@@ -21,6 +21,7 @@ from huggingface_hub import utils as hub_utils
 from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import MODEL_MAPPING, AttentionInterface, AutoConfig, AutoModel, AutoTokenizer
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -32,7 +33,7 @@ from elias.config.resolve import MAX_LENGTHS
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
-from elias.text.batches import PaddedBatch, TokenBatch
+from elias.text.batches import TokenBatch, packed_step
 from elias.text.tokens import Tokens
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # It does neither if the attention function is registered under a name of our own. The following
 # types of models then accept a complete (B, 1, T, T) mask.
 _OWN_ATTENTION = _IMPLEMENTATIONS[-1]
-AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
+_PACKING_GPU = (8, 0)  # minimum compute capability for attention over packed texts
 _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"}
 
 
@@ -88,10 +89,13 @@ class TransformerEncoder(TextEncoder):
         self.tokenizer.enable_truncation(self.max_length)
         # CUDA graphs allow neither gradient checkpointing, which reads the random state, nor a
         # number of windows that differs between calls
-        self.takes_padded = not config.gradient_checkpointing and config.windows == 1
+        self.capturable = not config.gradient_checkpointing and config.windows == 1
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
         self.dim = config.bottleneck or width
+        embeddings: Any = getattr(transformer, "embeddings", None)
+        padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+        self._first_position = 0 if padding is None else padding + 1  # RoBERTa counts from 2
         self.bottleneck = nn.Linear(width, self.dim) if config.bottleneck else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         if config.gradient_checkpointing:
@@ -212,6 +216,23 @@ class TransformerEncoder(TextEncoder):
         """Return an empty set, because the word embeddings have dense gradients."""
         return set()
 
+    def packs(self, device: torch.device) -> bool:
+        """Return whether `forward` reads batches on this device without padding.
+
+        Attention over texts of different lengths is a kernel for GPUs, in bfloat16. Dropout by
+        `KeyedDropout` needs the texts in rows.
+        """
+        return (
+            self.transformer.config._attn_implementation == _OWN_ATTENTION
+            and device.type == "cuda"
+            and self._uses_bfloat16(device)
+            and not self.needs_rows
+            and torch.cuda.get_device_capability(device) >= _PACKING_GPU
+        )
+
+    def _uses_bfloat16(self, device: torch.device) -> bool:
+        return self.precision == "bfloat16" or (self.precision == "auto" and device.type == "cuda")
+
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each text."""
         if len(batch) == 0:  # transformers fails on this; a row of padding has zero gradients
@@ -219,19 +240,42 @@ class TransformerEncoder(TextEncoder):
             pooled = self._pool(padding, padding == self.pad_id, full=True)[:0]
         elif batch.longest > self.max_length:
             pooled = self._pool_windows(batch)
+        elif self.packs(batch.ids.device):
+            pooled = self._pool_packed(batch)
         else:
             ids, inside = pad(
                 batch.ids, batch.offsets[:-1], batch.lengths(), batch.longest, self.pad_id
             )
-            pooled = self._pool(ids, inside, full=len(batch.ids) == inside.numel())
+            full = not batch.filled and len(batch.ids) == inside.numel()
+            pooled = self._pool(ids, inside, full=full)
         embedding: Tensor = self.dropout(self.bottleneck(pooled))
         return embedding
 
-    def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) of each padded text, like `forward`."""
-        pooled = self._pool(batch.ids, batch.mask(), full=batch.full)
-        embedding: Tensor = self.dropout(self.bottleneck(pooled))
-        return embedding
+    def _pool_packed(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
+        """Encode the texts as one row of tokens without padding, and pool each text.
+
+        Attention stays within a text. Fillers are split into texts of at most ``longest`` tokens.
+        """
+        ids, n_tokens = batch.ids, len(batch.ids)
+        bounds = batch.offsets
+        if batch.filled:
+            n_fillers = -(-packed_step(n_tokens) // batch.longest)
+            filler = torch.arange(1, n_fillers + 1, device=ids.device) * batch.longest
+            bounds = torch.cat([bounds, (bounds[-1] + filler).clamp(max=n_tokens)])
+        position = torch.arange(n_tokens, device=ids.device)
+        text = torch.searchsorted(bounds, position, right=True) - 1
+        position = position - bounds[text] + self._first_position
+        hidden = self._encode_tokens(
+            ids.unsqueeze(0),
+            None,
+            position_ids=position.unsqueeze(0),
+            cu_seq_lens_q=bounds.to(torch.int32),
+            max_length_q=batch.longest,
+        )[0]  # (tokens, width)
+        if self.pooling == "cls":
+            return hidden[batch.offsets[:-1].clamp(max=n_tokens - 1)]
+        total = torch.segment_reduce(hidden, "sum", offsets=batch.offsets, axis=0, unsafe=True)
+        return total / batch.lengths().clamp(min=1).unsqueeze(1)
 
     def _pool_windows(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
         """Return the mean over the windows of each text, weighted by their lengths.
@@ -267,13 +311,19 @@ class TransformerEncoder(TextEncoder):
     def _pool(
         self, ids: Int[Tensor, "B T"], inside: Bool[Tensor, "B T"], *, full: bool
     ) -> Float[Tensor, "B width"]:
-        device = ids.device.type
-        mask = None if full else self.attention_mask(inside)
-        bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
-        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
-            output = self._run(ids, mask)
-        hidden = output.last_hidden_state.float()  # (B, T, width)
+        hidden = self._encode_tokens(ids, None if full else self.attention_mask(inside))
         return hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
+
+    def _encode_tokens(
+        self, ids: Int[Tensor, "B T"], mask: Tensor | None, **layout: Any
+    ) -> Float[Tensor, "B T width"]:
+        """Return the token vectors of the last layer. ``layout`` describes packed texts."""
+        with torch.autocast(
+            ids.device.type, torch.bfloat16, enabled=self._uses_bfloat16(ids.device)
+        ):
+            output = self._run(ids, mask, **layout)
+        hidden: Tensor = output.last_hidden_state.float()
+        return hidden
 
     def prepare(self, device: torch.device) -> bool:
         """Compile the transformer if configured and on a GPU. Return whether it was compiled now.
@@ -294,12 +344,13 @@ class TransformerEncoder(TextEncoder):
         object.__setattr__(self, "_compiled", compiled)
         return True
 
-    def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
+    def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None, **layout: Any) -> Any:
         """Run the transformer, compiled if possible. If compiled code fails, stop using it."""
+        inputs = {"input_ids": ids, "attention_mask": mask, **layout}
         if self._compiled is None:
-            return self.transformer(input_ids=ids, attention_mask=mask)
+            return self.transformer(**inputs)
         try:
-            return self._compiled(input_ids=ids, attention_mask=mask)
+            return self._compiled(**inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many exception types
@@ -308,13 +359,67 @@ class TransformerEncoder(TextEncoder):
             object.__setattr__(self, "_compiled", None)
             for layer in _equal_layers(self.transformer):
                 layer._compiled_call_impl = None
-        return self.transformer(input_ids=ids, attention_mask=mask)
+        return self.transformer(**inputs)
 
     def attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
         """Return the attention mask in the cheapest form that the model accepts."""
         if self.transformer.config._attn_implementation != _OWN_ATTENTION:
             return inside.long()
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
+
+
+def _attention(
+    module: Any,
+    query: Float[Tensor, "B H T d"],
+    key: Float[Tensor, "B H T d"],
+    value: Float[Tensor, "B H T d"],
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Int[Tensor, " bounds"] | None = None,
+    max_length_q: int = 0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention for transformers, whose names of arguments these are.
+
+    Args:
+        module: The attention layer.
+        query: Queries of padded texts, or of packed texts in one row.
+        key: Keys.
+        value: Values.
+        attention_mask: True where a query of a padded text may attend to a key.
+        cu_seq_lens_q: Bounds of packed texts; None if the texts are padded.
+        max_length_q: Maximum number of tokens of a packed text.
+        options: Dropout and scale. Packed attention has no dropout, and the usual scale.
+    """
+    if cu_seq_lens_q is None:
+        forward: Any = sdpa_attention_forward
+        padded: tuple[Tensor, None] = forward(module, query, key, value, attention_mask, **options)
+        return padded
+    q, k, v = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
+    return packed_attention(q, k, v, cu_seq_lens_q, max_length_q).unsqueeze(0), None
+
+
+AttentionInterface.register(_OWN_ATTENTION, _attention)
+
+
+def packed_attention(
+    query: Float[Tensor, "N H d"],
+    key: Float[Tensor, "N H d"],
+    value: Float[Tensor, "N H d"],
+    bounds: Int[Tensor, " bounds"],
+    longest: int,
+) -> Float[Tensor, "N H d"]:
+    """Return the attention of each token over the tokens of its own text.
+
+    Without a GPU it is computed by a mask over all pairs of tokens, for tests.
+    """
+    if query.is_cuda:
+        attended: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+        return attended  # type: ignore[no-any-return]
+    text = torch.searchsorted(bounds, torch.arange(len(query), dtype=bounds.dtype), right=True)
+    q, k, v = (part.transpose(0, 1) for part in (query, key, value))
+    same_text = text.unsqueeze(1) == text
+    return nn.functional.scaled_dot_product_attention(q, k, v, same_text).transpose(0, 1)
 
 
 def pad(

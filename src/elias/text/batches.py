@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
@@ -20,6 +20,7 @@ from elias.text.tokens import Tokens
 T = TypeVar("T")
 
 _LENGTH_MULTIPLE = 8
+_MIN_STEP = 64  # tokens
 _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
@@ -54,8 +55,10 @@ class TokenBatch(Batch):
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """Number of tokens of the longest text. As a Python int, it is known without a GPU sync."""
+    """Upper bound of the tokens of a text. As a Python int, it is known without a GPU sync."""
     weights: Float[Tensor, " tokens"] | None = None
+    filled: bool = False
+    """True if the texts may be followed by filler tokens, see `fixed_size_batch`."""
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -64,25 +67,6 @@ class TokenBatch(Batch):
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
         return self.offsets[1:] - self.offsets[:-1]
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedBatch(Batch):
-    """The tokens of B texts, each padded to the same length T."""
-
-    ids: Int[Tensor, "B T"]
-    lengths: Int[Tensor, " B"]
-    full: bool
-    """True if all texts have the full length T, so that there is no padding."""
-
-    def __len__(self) -> int:
-        """Return the number of texts."""
-        return len(self.lengths)
-
-    def mask(self) -> Bool[Tensor, "B T"]:
-        """Return a mask that is True for tokens and for the first position of an empty text."""
-        position = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return position < self.lengths.clamp(min=1).unsqueeze(1)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -157,33 +141,55 @@ def padded_length(n_tokens: int, max_length: int) -> int:
     return min(-(-n_tokens // multiple) * multiple, max_length)
 
 
-def pad_batch(
+def packed_step(n_tokens: int) -> int:
+    """Return the step between the sizes of packed batches: at most a 32nd of ``n_tokens``, or 64.
+
+    >>> [packed_step(n) for n in (20, 3000, 12_500)]
+    [64, 64, 256]
+    """
+    return max(_MIN_STEP, 1 << n_tokens.bit_length() >> 6)
+
+
+def fixed_size_batch(
     tokens: Tokens,
     rows: NDArray[np.int64],
     *,
     pad_id: int,
-    longest: int,
+    max_length: int,
+    packs: bool,
     n_rows: int | None = None,
-) -> PaddedBatch:
-    """Gather the tokens of ``rows`` into a batch, and pad them to the same length.
+) -> TokenBatch:
+    """Gather the tokens of ``rows`` into a batch of one of a few sizes, for CUDA graphs.
 
-    `padded_length` gives the length, at most ``longest``. If ``n_rows`` is given, empty texts are
-    appended until the batch has ``n_rows`` texts.
+    Filler tokens follow those of the texts. If ``n_rows`` is given, empty texts are appended until
+    the batch has ``n_rows`` texts.
 
-    >>> from elias.text.tokens import Tokens
+    Args:
+        tokens: The tokens of all texts.
+        rows: The texts of the batch.
+        pad_id: The id of filler tokens.
+        max_length: Maximum number of tokens of a text.
+        packs: True if the encoder reads the texts without padding. Then the number of tokens is
+            rounded up. Otherwise it is that of texts padded to `padded_length`.
+        n_rows: Minimum number of texts.
+
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
-    >>> pad_batch(texts, np.array([1, 0]), pad_id=0, longest=32).ids[:, :3].tolist()
-    [[7, 0, 0], [5, 6, 0]]
+    >>> batch = fixed_size_batch(texts, np.array([1, 0]), pad_id=0, max_length=32, packs=False)
+    >>> batch.ids.tolist(), batch.offsets.tolist(), batch.longest
+    ([7, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0, 1, 3], 8)
     """
-    taken = tokens.take(rows)
-    lengths = taken.lengths
+    batch = collate(tokens, rows)
+    offsets, n_tokens = batch.offsets, len(batch.ids)
     if n_rows is not None:
-        lengths = np.pad(lengths, (0, n_rows - len(rows)))
-    width = padded_length(int(lengths.max(initial=0)), longest)
-    ids = np.full((len(lengths), width), pad_id, dtype=np.int64)
-    ids[np.arange(width) < lengths[:, None]] = taken.ids
-    full = bool((lengths == width).all())
-    return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(lengths), full)
+        offsets = torch.nn.functional.pad(offsets, (0, n_rows - len(rows)), value=n_tokens)
+    if packs:
+        longest, step = max_length, packed_step(n_tokens)
+        size = max(1, -(-n_tokens // step)) * step
+    else:
+        longest = padded_length(batch.longest, max_length)
+        size = (len(offsets) - 1) * longest
+    ids = torch.nn.functional.pad(batch.ids, (0, size - n_tokens), value=pad_id)
+    return TokenBatch(ids, offsets, longest, filled=size > n_tokens)
 
 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
@@ -199,15 +205,23 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 
 
 def shuffled_batches(
-    lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
+    lengths: NDArray[np.int64],
+    batch_size: int,
+    rng: np.random.Generator,
+    *,
+    by_length: bool = True,
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield random batches of rows whose texts have similar lengths. Each row occurs once."""
+    """Yield random batches of rows. Each row occurs once.
+
+    With ``by_length``, the texts of a batch have similar lengths, so that they need less padding.
+    """
     order = rng.permutation(len(lengths))
     window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(order), window):
         part = order[start : start + window]
-        part = part[np.argsort(lengths[part], kind="stable")]
+        if by_length:
+            part = part[np.argsort(lengths[part], kind="stable")]
         batches.extend(part[i : i + batch_size] for i in range(0, len(part), batch_size))
     for i in rng.permutation(len(batches)):
         yield batches[i]

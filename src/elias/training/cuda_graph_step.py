@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from elias.kernels.cuda_graphs import Capture, CapturedFunction, GraphRecorder
 from elias.model.losses import Losses
-from elias.text.batches import PaddedBatch
+from elias.text.batches import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ class _Output(NamedTuple):
 class CudaGraphStep:
     """Compute `EliasModel.losses` and all gradients with one captured CUDA graph per input shape.
 
-    To limit the number of shapes, texts are padded to a few lengths, and the lists of positive
-    labels to a few widths (`pad_positives`).
+    To limit the number of shapes, batches have a few sizes (`fixed_size_batch`), and the lists of
+    positive labels a few widths (`pad_positives`).
     """
 
     def __init__(
@@ -67,11 +67,12 @@ class CudaGraphStep:
         """Free the memory of the graphs."""
         self._captured.release()
 
-    def __call__(self, batch: PaddedBatch, positives: Tensor, parents: Tensor) -> Losses:
+    def __call__(self, batch: TokenBatch, positives: Tensor, parents: Tensor) -> Losses:
         """Return the losses of a batch, and store their gradients for the optimizer."""
         is_full = len(batch) == self._batch_size
         run = self._captured if is_full else self._captured.run_eagerly
-        output = run(batch.ids, batch.lengths, positives, parents, full=batch.full)
+        inputs = batch.ids, batch.offsets, positives, parents
+        output = run(*inputs, longest=batch.longest, filled=batch.filled)
         self._set_gradients(output)
         return Losses(*output.losses.clone().unbind())
 
@@ -80,10 +81,10 @@ class CudaGraphStep:
         with self._restored(always=True):
             return self._record(work)
 
-    def _run_eagerly(self, *inputs: Tensor, full: bool) -> _Output:
+    def _run_eagerly(self, *inputs: Tensor, **shape: Any) -> _Output:
         """Run without a graph. If that fails, remove the gradients that the run added."""
         with self._restored(always=False):
-            return self._run(*inputs, full=full)
+            return self._run(*inputs, **shape)
 
     @contextmanager
     def _restored(self, *, always: bool) -> Iterator[None]:
@@ -106,10 +107,10 @@ class CudaGraphStep:
                 del gradients.pairs[n_pairs:]
 
     def _run(
-        self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
+        self, ids: Tensor, offsets: Tensor, positives: Tensor, parents: Tensor, **shape: Any
     ) -> _Output:
         with torch.enable_grad():
-            embedding = self._model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
+            embedding = self._model.encoder(TokenBatch(ids, offsets, **shape)).float()
             losses = self._losses(embedding, positives, parents)
             dense = torch.autograd.grad(
                 losses.total, [*self._encoder, *self._clusters], allow_unused=True

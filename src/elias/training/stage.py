@@ -27,11 +27,10 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import all_finite
 from elias.progress import progress
 from elias.text.batches import (
-    PaddedBatch,
     TokenBatch,
     collate,
+    fixed_size_batch,
     n_batches,
-    pad_batch,
     positives_of,
     prefetch,
     shuffled_batches,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Batch = TokenBatch | PaddedBatch | ShardedBatch
+Batch = TokenBatch | ShardedBatch
 
 _AVERAGES_PER_EPOCH = 10
 _STEPS_PER_CHECK = 50  # on a GPU; each check of the losses waits for the GPU
@@ -275,6 +274,7 @@ class StageLoop:
         A background thread collates the next batches.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
+        packs = encoder.packs(self._device)
 
         def make(step: int, rows: NDArray[np.int64]) -> tuple[Batch, Tensor]:
             tokens: Batch
@@ -291,7 +291,9 @@ class StageLoop:
                 tokens = collate(all_tokens, rows)
             else:
                 pad_id, longest = encoder.pad_id, encoder.max_length
-                tokens = pad_batch(all_tokens, rows, pad_id=pad_id, longest=longest)
+                tokens = fixed_size_batch(
+                    all_tokens, rows, pad_id=pad_id, max_length=longest, packs=packs
+                )
                 beam_size = self.config.index.train_clusters
                 positives = pad_positives(positives, beam_size, self.model.n_labels)
             return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
@@ -306,7 +308,8 @@ class StageLoop:
         lengths = self.points.tokens.lengths
         if epoch.label_points is not None:
             lengths = np.concatenate([lengths, epoch.label_points.tokens.lengths])
-        return shuffled_batches(lengths, self.stage.batch_size, rng)
+        packs = self.model.encoder.packs(self._device) and not self._is_sharded
+        return shuffled_batches(lengths, self.stage.batch_size, rng, by_length=not packs)
 
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
         """Return the options of `EliasModel.losses`.
@@ -327,8 +330,7 @@ class StageLoop:
         if isinstance(tokens, ShardedBatch):
             with tokens.activate(self.model):
                 return self._backward(tokens.tokens, positives, parents, scale)
-        if isinstance(tokens, PaddedBatch):
-            assert self._cuda_graph_step is not None
+        if self._cuda_graph_step is not None:
             return self._cuda_graph_step(tokens, positives, parents[positives])
         options = self._loss_options(positives)
         embedding = self.model.encoder(tokens).float()
@@ -345,7 +347,7 @@ class StageLoop:
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
         """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""
         gradients = self._optimizer.gradients
-        if gradients is None or self._is_sharded or not self.model.encoder.takes_padded:
+        if gradients is None or self._is_sharded or not self.model.encoder.capturable:
             return None
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:

@@ -12,7 +12,6 @@ from elias.model.batched import SEARCH_GRAPHS, SearchGraphs, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import PaddedBatch, TokenBatch
 from tiny_bert import WORDS, save_tiny_bert
 
 N_LABELS = 30
@@ -309,33 +308,34 @@ def test_graphs_are_captured_again_after_a_failed_call(model, graphs):
 
 
 @pytest.mark.parametrize(
-    ("n_texts", "batch_size", "kind", "n_rows"),
-    [
-        (1, 8, PaddedBatch, 1),
-        (3, 8, PaddedBatch, 4),
-        (8, 8, PaddedBatch, 8),
-        (5, 6, PaddedBatch, 6),
-    ],
+    ("n_texts", "batch_size", "n_rows"), [(1, 8, 1), (3, 8, 4), (8, 8, 8), (5, 6, 6)]
 )
-def test_the_number_of_texts_is_padded_to_a_power_of_two(
-    model, graphs, n_texts, batch_size, kind, n_rows
+def test_the_number_of_texts_is_rounded_up_to_a_power_of_two(
+    model, graphs, n_texts, batch_size, n_rows
 ):
     tokens = model.encoder.tokenize(texts_of(*[3] * n_texts))
-    batch = graphs.pad(model.encoder, batch_size, tokens, np.arange(n_texts))
+    batch = graphs.gather(model.encoder, batch_size, tokens, np.arange(n_texts))
 
-    assert isinstance(batch, kind)
     assert len(batch) == n_rows
     assert graphs.recorded == 0
 
 
 def test_large_batches_are_not_padded_with_empty_texts(model):
     graphs = Graphs(max_padded_tokens=16)
-    tokens = model.encoder.tokenize(texts_of(3, 3, 3, 3))
-    three, four = (graphs.pad(model.encoder, 8, tokens, np.arange(n_rows)) for n_rows in (3, 4))
+    tokens = model.encoder.tokenize(texts_of(3, 3, 3))
 
-    assert isinstance(three, TokenBatch)
-    assert isinstance(four, PaddedBatch)
+    assert len(graphs.gather(model.encoder, 8, tokens, np.arange(3))) == 3
     assert graphs.recorded == 0
+
+
+def test_large_batches_of_packed_texts_have_a_few_sizes(model, monkeypatch):
+    monkeypatch.setattr(model.encoder, "packs", lambda _: True)
+    graphs = Graphs(max_padded_tokens=16)
+    tokens = model.encoder.tokenize(texts_of(3, 3, 3))
+
+    batch = graphs.gather(model.encoder, 8, tokens, np.arange(3))
+
+    assert (len(batch), len(batch.ids)) == (4, 64)
 
 
 def test_texts_are_not_padded_if_graphs_are_not_used(model):

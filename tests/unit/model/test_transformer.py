@@ -1,15 +1,21 @@
 import copy
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AlbertConfig,
+    AutoConfig,
+    AutoModel,
     BertModel,
     BertTokenizerFast,
     DistilBertConfig,
@@ -25,7 +31,8 @@ from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import PaddedBatch, collate, pad_batch
+from elias.text.batches import collate, fixed_size_batch, packed_step
+from elias.text.tokens import Tokens
 from tiny_bert import MOST_TOKENS, SIZES, WIDTH, save_tiny_bert, save_tiny_model
 
 CLS, SEP, UNK = 2, 3, 1
@@ -486,27 +493,129 @@ def test_an_encoder_is_compiled_once_and_its_copy_anew(tiny_bert, monkeypatch):
     assert not make_encoder(tiny_bert, compile="off").prepare(torch.device("cuda"))
 
 
-def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
+def fixed_size(encoder, tokens, rows, *, packs=False, n_rows=None):
+    options = {"pad_id": encoder.pad_id, "max_length": encoder.max_length}
+    return fixed_size_batch(tokens, rows, packs=packs, n_rows=n_rows, **options)
+
+
+def test_fillers_do_not_change_embeddings(tiny_bert):
     encoder = make_encoder(tiny_bert, max_length=10).eval()
     tokens = encoder.tokenize(["red cod", "", "her in the north sea red cod her in the north sea"])
     rows = np.array([2, 0, 1])
 
-    padded = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)
+    batch = fixed_size(encoder, tokens, rows)
 
-    assert padded.ids.shape == (3, 10)  # no further than the longest text there can be
-    torch.testing.assert_close(encoder.embed(padded), encoder(collate(tokens, rows)))
+    assert batch.longest == 10  # no longer than the longest text there can be
+    torch.testing.assert_close(encoder(batch), encoder(collate(tokens, rows)))
 
 
-def test_texts_of_one_length_need_no_mask(tiny_bert):
+def test_texts_of_one_length_need_no_mask(tiny_bert, monkeypatch):
     encoder = make_encoder(tiny_bert, max_length=8).eval()
     tokens = encoder.tokenize(["red cod her in the north sea"] * 2)
-    rows = np.arange(2)
+    full = fixed_size(encoder, tokens, np.arange(2))
+    masked = replace(full, filled=True)
+    masks = []
+    whole = encoder.attention_mask
+    monkeypatch.setattr(encoder, "attention_mask", lambda m: masks.append(1) or whole(m))
 
-    full = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)
+    torch.testing.assert_close(encoder(full), encoder(masked))
 
-    assert full.full
-    masked = PaddedBatch(full.ids, full.lengths, full=False)
-    torch.testing.assert_close(encoder.embed(full), encoder.embed(masked))
+    assert len(masks) == 1
+
+
+PACKED = ["albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"]
+
+
+def small_transformer(kind, folder):
+    """Save a small model with random weights of a type that reads packed texts."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 12, "max_position_embeddings": 40, "vocab_size": 60}
+    if kind == "distilbert":
+        sizes = {"dim": 8, "n_heads": 2, "n_layers": 2, "hidden_dim": 12}
+        sizes |= {"max_position_embeddings": 40, "vocab_size": 60}
+    if kind in ("albert", "electra"):
+        sizes["embedding_size"] = 4
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **sizes))
+    for parameter in model.parameters():  # large weights, so that positions and texts matter
+        torch.nn.init.normal_(parameter, std=0.5)
+    shutil.copytree(save_tiny_bert(folder / "tiny"), folder / kind)
+    for file in ("config.json", "model.safetensors"):
+        (folder / kind / file).unlink()
+    model.save_pretrained(folder / kind)
+    return str(folder / kind)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_texts_get_the_embeddings_and_gradients_of_padded_ones(
+    kind, pooling, tmp_path, monkeypatch
+):
+    encoder = make_encoder(small_transformer(kind, tmp_path), pooling=pooling, max_length=10)
+    encoder.eval()
+    tokens = encoder.tokenize(["red", "cod her in the", "north sea red", "the " * 30] * 3)
+    rows = np.array([2, 0, 1, 3, 4, 7, 9])
+    direction = torch.randn(7, encoder.dim)
+
+    def result(batch):
+        embedding = encoder(batch)
+        weights = [weight for weight in encoder.parameters() if weight.requires_grad]
+        loss = (embedding[:7] * direction).sum()
+        return embedding, torch.autograd.grad(loss, weights, allow_unused=True)
+
+    expected, gradients = result(collate(tokens, rows))
+    monkeypatch.setattr(encoder, "packs", lambda _: True)
+    ragged, _ = result(collate(tokens, rows))
+    packed, packed_gradients = result(fixed_size(encoder, tokens, rows, packs=True, n_rows=8))
+
+    torch.testing.assert_close(ragged, expected)
+    assert packed.shape == (8, encoder.dim)
+    torch.testing.assert_close(packed[:7], expected)
+    for one, other in zip(gradients, packed_gradients, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    n_rows=st.integers(1, 9),
+)
+def test_a_packed_batch_has_fewer_fillers_than_a_step(lengths, n_rows):
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = Tokens(offsets=offsets, ids=np.ones(offsets[-1], dtype=np.int32))
+    rows = np.arange(len(lengths))
+    n_rows = max(n_rows, len(rows))
+
+    batch = fixed_size_batch(tokens, rows, pad_id=0, max_length=9, packs=True, n_rows=n_rows)
+
+    assert len(batch) == n_rows
+    assert int(batch.ids.sum()) == offsets[-1] == batch.offsets[-1]
+    assert 0 <= len(batch.ids) - offsets[-1] < packed_step(len(batch.ids))
+    assert batch.lengths().tolist() == lengths + [0] * (n_rows - len(lengths))
+
+
+def test_texts_stay_in_rows_on_a_cpu(tiny_bert):
+    assert not make_encoder(tiny_bert).packs(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "needs_rows", "packs"),
+    [
+        ((9, 0), "auto", False, True),
+        ((8, 0), "bfloat16", False, True),
+        ((7, 5), "auto", False, False),
+        ((9, 0), "float32", False, False),
+        ((9, 0), "auto", True, False),
+    ],
+)
+def test_texts_are_packed_on_gpus_with_bfloat16(
+    tiny_bert, monkeypatch, capability, precision, needs_rows, packs
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    encoder = make_encoder(tiny_bert, precision=precision)
+    encoder.needs_rows = needs_rows
+
+    assert encoder.packs(torch.device("cuda")) == packs
 
 
 def test_weights_in_a_pickle_are_refused(tmp_path):

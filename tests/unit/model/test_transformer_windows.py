@@ -169,8 +169,8 @@ def test_windows_needed_counts_windows_of_most_texts(encoders):
 
 
 def test_graphs_are_not_captured_with_windows(folder):
-    assert make_encoder(folder, windows=1).takes_padded
-    assert not make_encoder(folder, windows=2).takes_padded
+    assert make_encoder(folder, windows=1).capturable
+    assert not make_encoder(folder, windows=2).capturable
 
 
 def test_a_number_of_windows_below_one_is_refused():
