@@ -2,34 +2,60 @@
 
 Each step samples one label of each text in a batch, and compares the texts with the texts of these
 labels. The loss is the cross-entropy over the cosines of φ, from texts to label texts and back.
-Other labels of a text are not used as negatives. See docs/explanation/label-text.md.
+Other labels of a text are not used as negatives. After a third of the epochs, batches consist of
+groups of near texts, whose labels are harder to tell apart. See docs/explanation/label-text.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
 from torch.nn import functional
 
+from elias.clustering import balanced_clusters
+from elias.model.batched import embed_all
 from elias.model.one_vs_all import OneVsAll
-from elias.progress import progress
-from elias.text.batches import collate, n_batches, positives_of, shuffled_batches
+from elias.progress import progress, progress_disabled
+from elias.rerank.sparse_ranker import unit_embedding
+from elias.text.batches import (
+    Batch,
+    TokenBatch,
+    collate,
+    n_batches,
+    positives_of,
+    prefetch,
+    shuffled_batches,
+)
 from elias.text.tokens import Tokens
 from elias.training.optimizer import Optimizer, schedule
 from elias.training.stage import Points, torch_on_one_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from elias.config import ResolvedStage
     from elias.model.encoder import TextEncoder
 
-EPOCHS = 10
+EPOCHS = {"bag": 10, "transformer": 20}
+MAX_STEPS = {"bag": 20_000, "transformer": 5_000}
+"""Maximum number of steps. With many points there are fewer epochs, but at least one."""
+MAX_BATCH_SIZE, MAX_BATCH_TOKENS = 1024, 1 << 15
+"""Limits of the larger batches of a transformer, see `contrast_batch_size`."""
 TEMPERATURE = 0.05
 """Number by which cosines are divided before the softmax."""
+NEAR_TEXTS = True
+"""Whether batches consist of groups of near texts after a third of the epochs."""
+GROUP_SIZE = 8
+"""Approximate number of texts in a group of near texts."""
+EPOCHS_PER_GROUPING = 5
+_PARTS = 4  # a transformer encodes a batch in parts of similar lengths, to pad less
 
 
 def train_by_contrast(
@@ -44,45 +70,137 @@ def train_by_contrast(
         encoder: The encoder, on its device.
         points: The training points.
         label_texts: One point for each label that has a text, with this label as its only label.
-        stage: The first stage, whose batch size and encoder learning rates are used.
+        stage: The first stage, whose encoder learning rates are used. The batch size follows from
+            its batch size, see `contrast_batch_size`.
         seed: Seed of batches and labels.
     """
-    rng, n_labels = np.random.default_rng(seed), points.labels.shape[1]
+    rng, tokens = np.random.default_rng(seed), points.tokens
     device = next(encoder.parameters()).device
-    text_of = np.full(n_labels + 1, -1)
-    text_of[label_texts.labels.indices] = np.arange(len(label_texts.tokens))
-    counts = np.bincount(points.labels.indices, minlength=n_labels + 1)
-    log_weight = np.where(text_of >= 0, -0.5 * np.log(np.maximum(counts, 1)), -np.inf)
+    kind = "bag" if encoder.uses_numba else "transformer"
+    batch_size = contrast_batch_size(encoder, tokens, stage.batch_size)
+    per_epoch = n_batches(len(tokens), batch_size)
+    n_epochs = max(1, min(EPOCHS[kind], MAX_STEPS[kind] // per_epoch))
+    first_near = -(-n_epochs // 3) if NEAR_TEXTS else n_epochs
+    n_steps = n_epochs * per_epoch
     model = OneVsAll(encoder, 1)  # only the encoder has gradients
     optimizer = Optimizer(model, stage)
-    per_epoch = n_batches(len(points.tokens), stage.batch_size)
-    encoder.train()
-    encoder.dropout.eval()
-    losses: list[float] = []
+    sampler = PairSampler(points, label_texts, rng, n_parts=1 if kind == "bag" else _PARTS)
     title = "Contrastive training on label texts"
-    with progress(title, EPOCHS * per_epoch) as advance, torch_on_one_thread(model):
-        for step in range(EPOCHS * per_epoch):
-            if step % per_epoch == 0:
-                batches = shuffled_batches(points.tokens.lengths, stage.batch_size, rng)
-                losses.clear()
-            rows = next(batches)
-            positives = positives_of(points.labels, rows).numpy()
-            keys = log_weight[positives] + rng.gumbel(size=positives.shape)
-            drawn = positives[np.arange(len(rows)), keys.argmax(axis=1)]
-            rows, drawn = rows[text_of[drawn] >= 0], drawn[text_of[drawn] >= 0]
-            if len(rows):
-                labels, sampled = np.unique(drawn, return_inverse=True)
-                texts = label_texts.tokens.take(text_of[labels])
-                tokens = Tokens.concatenate(points.tokens.take(rows), texts)
-                embedding = encoder(collate(tokens, np.arange(len(tokens))).to(device)).float()
-                relevant = torch.from_numpy(_relevant(points, rows, labels)).to(device)
-                loss = contrast_loss(embedding, relevant, torch.from_numpy(sampled).to(device))
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step(schedule(step, EPOCHS * per_epoch))
-                losses.append(float(loss.detach()))
-            advance()
+    with progress(title, n_steps) as advance, torch_on_one_thread(model):
+        for epoch in range(n_epochs):
+            batches = shuffled_batches(tokens.lengths, batch_size, rng)
+            if epoch >= first_near:
+                if (epoch - first_near) % EPOCHS_PER_GROUPING == 0:
+                    with progress_disabled():
+                        groups = near_groups(embed_all(encoder, tokens), int(rng.integers(2**32)))
+                batches = grouped_batches(groups, batch_size, rng)
+            encoder.train()
+            encoder.dropout.eval()
+            total, n_pairs = torch.zeros((), device=device), 0
+            pairs_of = map(sampler.pinned if device.type == "cuda" else sampler.sample, batches)
+            for step, pairs in enumerate(prefetch(pairs_of), start=epoch * per_epoch):
+                if len(pairs):
+                    loss = pairs.to(device).loss(encoder)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step(schedule(step, n_steps))
+                    total += loss.detach() * len(pairs)  # a float would wait for the GPU
+                    n_pairs += len(pairs)
+                advance()
     optimizer.apply_pending_decay()
-    return float(np.mean(losses)) if losses else 0.0
+    return float(total) / max(1, n_pairs)
+
+
+def contrast_batch_size(encoder: TextEncoder, tokens: Tokens, batch_size: int) -> int:
+    """Return the batch size of stage 0, given that of the first stage.
+
+    A bag uses the same. A transformer uses a batch up to four times as large, because the other
+    texts of a batch are the negatives, within `MAX_BATCH_SIZE` and `MAX_BATCH_TOKENS`.
+    """
+    if encoder.uses_numba:
+        return batch_size
+    longest = int(tokens.lengths.max(initial=1))
+    larger = min(4 * batch_size, MAX_BATCH_SIZE, MAX_BATCH_TOKENS // longest)
+    return max(batch_size, larger)
+
+
+def near_groups(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
+    """Return the group of each text: clusters of `GROUP_SIZE` or more near texts."""
+    no_words = csr_matrix((len(embedding), 0), dtype=np.float32)
+    directions = unit_embedding(embedding - embedding.mean(axis=0))
+    n_groups = max(1, len(embedding) // GROUP_SIZE)
+    return balanced_clusters(no_words, directions, n_groups, seed)
+
+
+def grouped_batches(
+    groups: NDArray[np.int64], batch_size: int, rng: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    """Yield batches of rows, with the groups in random order and their rows together."""
+    order = np.argsort(rng.permutation(groups.max(initial=0) + 1)[groups], kind="stable")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Batch):
+    """A batch of B texts and the texts of m labels, one sampled for each text."""
+
+    parts: tuple[TokenBatch, ...]
+    """The B + m texts in parts, which are encoded one after the other."""
+    positions: Tensor
+    """(B + m,) position of each text, followed by that of each label text, in ``parts``."""
+    relevant: Tensor
+    """(B, m) whether each text has each label."""
+    sampled: Tensor
+    """(B,) index of the label sampled for each text."""
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self.sampled)
+
+    def loss(self, encoder: TextEncoder) -> Tensor:
+        """Return the `contrast_loss`."""
+        embedding = torch.cat([encoder(part).float() for part in self.parts])
+        return contrast_loss(embedding.index_select(0, self.positions), self.relevant, self.sampled)
+
+
+class PairSampler:
+    """Sample one label of each text, with a probability ∝ 1/√frequency."""
+
+    def __init__(
+        self, points: Points, label_texts: Points, rng: np.random.Generator, n_parts: int
+    ) -> None:
+        n_labels = points.labels.shape[1]
+        self._points, self._label_tokens = points, label_texts.tokens
+        self._rng, self._n_parts = rng, n_parts
+        self._text_of = np.full(n_labels + 1, -1)
+        self._text_of[label_texts.labels.indices] = np.arange(len(label_texts.tokens))
+        counts = np.bincount(points.labels.indices, minlength=n_labels + 1)
+        log_weight = -0.5 * np.log(np.maximum(counts, 1))
+        self._log_weight = np.where(self._text_of >= 0, log_weight, -np.inf)
+
+    def sample(self, rows: NDArray[np.int64]) -> Pairs:
+        """Return the points of ``rows`` that have a label with a text, with a sampled label."""
+        positives = positives_of(self._points.labels, rows).numpy()
+        keys = self._log_weight[positives] + self._rng.gumbel(size=positives.shape)
+        drawn = positives[np.arange(len(rows)), keys.argmax(axis=1)]
+        rows, drawn = rows[self._text_of[drawn] >= 0], drawn[self._text_of[drawn] >= 0]
+        labels, sampled = np.unique(drawn, return_inverse=True)
+        texts = self._label_tokens.take(self._text_of[labels])
+        tokens = Tokens.concatenate(self._points.tokens.take(rows), texts)
+        order = np.arange(len(tokens))
+        if self._n_parts > 1:
+            order = np.argsort(tokens.lengths, kind="stable")
+        relevant = self._points.labels[rows][:, labels].toarray() > 0
+        return Pairs(
+            tuple(collate(tokens, part) for part in np.array_split(order, self._n_parts)),
+            torch.from_numpy(np.argsort(order)),
+            torch.from_numpy(relevant),
+            torch.from_numpy(sampled),
+        )
+
+    def pinned(self, rows: NDArray[np.int64]) -> Pairs:
+        """Return the result of `sample` in pinned memory."""
+        return self.sample(rows).pin_memory()
 
 
 def contrast_loss(embedding: Tensor, relevant: Tensor, sampled: Tensor) -> Tensor:
@@ -108,11 +226,3 @@ def contrast_loss(embedding: Tensor, relevant: Tensor, sampled: Tensor) -> Tenso
     to_label = torch.logaddexp(pair, others.logsumexp(dim=1)) - pair
     to_text = torch.logaddexp(pair, others.logsumexp(dim=0)[sampled]) - pair
     return (to_label + to_text).mean() / 2
-
-
-def _relevant(
-    points: Points, rows: NDArray[np.int64], labels: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return a mask (rows, labels) that is True where a point has a label."""
-    relevant: NDArray[np.bool_] = points.labels[rows][:, labels].toarray() > 0
-    return relevant

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess, World
@@ -191,6 +191,8 @@ class StageInitializer:
     world: World = SingleProcess()
     label_texts: Points | None = None
     """Label texts that count as `NAME_WEIGHT` points of their label in centroids, if any."""
+    label_bow: csr_matrix | None = None
+    """Bags of words of ``label_texts`` on rank 0; None on other ranks."""
 
     @property
     def _own_tokens(self) -> Tokens:
@@ -200,14 +202,19 @@ class StageInitializer:
     def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
         """Cluster the labels on rank 0, and return each label's cluster on all processes."""
         embedding: NDArray[np.float32] | None = None
-        index, labels, seed = self.config.index, self.points.labels, self.config.member_seed
+        index, seed = self.config.index, self.config.member_seed
+        tokens, labels = self._points_and_label_texts()
         if with_encoder:
-            embedding = self.world.gather_rows(embed_all(self.encoder, self._own_tokens))
+            own = tokens.part(self.world.share(len(tokens)))
+            embedding = self.world.gather_rows(embed_all(self.encoder, own))
 
         def cluster() -> NDArray[np.int64]:
             """Cluster the labels by bags of words and, if given, by embeddings (Eq. 14–15)."""
             assert self.bow is not None
-            sparse, dense = label_centroids(labels, self.bow, embedding)
+            bow = self.bow
+            if self.label_texts is not None:
+                bow = vstack([bow, *[self.label_bow] * NAME_WEIGHT], format="csr")
+            sparse, dense = label_centroids(labels, bow, embedding)
             return balanced_clusters(sparse, dense, index.n_clusters, seed)
 
         return self.world.broadcast_from_rank0(cluster)
@@ -250,11 +257,11 @@ class StageInitializer:
             init_from_centroids(model.clusters, clusters, centroids, 0.0)
 
     def _points_and_label_texts(self) -> Points:
-        """Return the points, followed by each label text `NAME_WEIGHT` times."""
+        """Return the points, followed by the label texts, all of them `NAME_WEIGHT` times."""
         if self.label_texts is None:
             return self.points
         n_points, n_texts = len(self.points.tokens), len(self.label_texts.tokens)
-        copies = np.repeat(np.arange(n_points, n_points + n_texts), NAME_WEIGHT)
+        copies = np.tile(np.arange(n_points, n_points + n_texts), NAME_WEIGHT)
         rows = np.concatenate([np.arange(n_points), copies])
         return self.points.take_with(self.label_texts, rows)
 

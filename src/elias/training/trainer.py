@@ -75,6 +75,7 @@ from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from elias.rerank.added_labels import AddedLabels
     from elias.text.tokens import Tokens
@@ -217,6 +218,13 @@ class Trainer:
             encoder = initial_encoder(
                 self.config.encoder, texts, sample.features, self.init_from, self.world
             )
+        self.label_points = None
+        self.label_texts: Points | None = None
+        self.contrast_texts: Points | None = None
+        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
+            with self.run.timed("label texts"):
+                self.label_points = self._label_points(encoder, texts, sample.labels)
+        bow, label_bow = None, None
         with self.run.timed("tokens"):
             splits = dict(self.splits)
             in_memory = self.setup is None and not isinstance(train.texts, DiskTexts)
@@ -225,13 +233,10 @@ class Trainer:
             self.tokens: dict[str, Tokens] = self.world.rank0_first(
                 lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()}
             )
-            bow = bag_of_words(texts, sample.features) if self.world.is_rank0 else None
-        self.label_points = None
-        self.label_texts: Points | None = None
-        self.contrast_texts: Points | None = None
-        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
-            with self.run.timed("label texts"):
-                self.label_points = self._label_points(encoder, texts, sample.labels)
+            if self.world.is_rank0:
+                named = () if self.label_texts is None else self.label_texts.labels.indices.tolist()
+                label_texts = self.corpus.label_table.take(named).texts()
+                bow, label_bow = bags_of_words(texts, sample.features, label_texts)
         self.encoder = encoder
         self.points = Points(self.tokens["train"], train.labels)
         self._report_data()
@@ -240,7 +245,14 @@ class Trainer:
         points = self.points if self.setup is None else self.points.take(self.setup)
         labels_per_point = train.labels.nnz / max(len(train), 1)
         self.initializer = StageInitializer(
-            self.config, encoder, points, bow, labels_per_point, self.world, self.label_texts
+            self.config,
+            encoder,
+            points,
+            bow,
+            labels_per_point,
+            self.world,
+            self.label_texts,
+            label_bow,
         )
 
     def _label_points(
@@ -254,17 +266,14 @@ class Trainer:
             copies[self.is_earlier] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
-        reads_label_texts = isinstance(encoder, BagEncoder)  # untested with a transformer
-        if reads_label_texts and self.continued is None:
+        if self.continued is None:
             label_texts = self.corpus.label_table.texts()
             known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
             self.contrast_texts = self._texts_of_labels(known, encoder)
         if copies.sum() < 0.5:
             return None
-        used_texts = self._texts_of_labels(used, encoder)
-        if reads_label_texts:
-            self.label_texts = used_texts
-        return LabelPoints(used_texts.tokens, targets[used], copies[used].astype(np.float64))
+        self.label_texts = self._texts_of_labels(used, encoder)
+        return LabelPoints(self.label_texts.tokens, targets[used], copies[used].astype(np.float64))
 
     def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
         """Return one point for each of the labels: its text, with the label as the only target."""
@@ -369,7 +378,7 @@ class Trainer:
             init_from.labels = ShardedRows.of(self.world, init_from.labels)
         initial_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         if resumed is None and self.init_from is None:
-            self._train_by_contrast()
+            self._train_by_contrast(initial_encoder)
         SEARCH_GRAPHS.clear()  # frees the graphs of other models, such as earlier members
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
@@ -432,11 +441,12 @@ class Trainer:
         parents[new] = np.arange(len(new)) % model.graph.n_clusters
         return np.asarray(parents)
 
-    def _train_by_contrast(self) -> None:
-        """Train a bag encoder on label texts before the first stage, on rank 0.
+    def _train_by_contrast(self, initial_encoder: dict[str, Tensor]) -> None:
+        """Train the encoder on label texts before the first stage, on rank 0.
 
         Skip this if fewer than half of the points have a label with a text: the encoder would learn
-        to tell apart only these few labels.
+        to tell apart only these few labels. Restore the initial encoder if it is better on the
+        held-out points.
         """
         encoder, texts, stage = self.encoder, self.contrast_texts, self.config.stages[0]
         if texts is None or self.points.labels.shape[0] == 0:
@@ -445,16 +455,37 @@ class Trainer:
         has_text[texts.labels.indices] = 1
         if np.mean(self.points.labels @ has_text > 0) < _MIN_COVERED:
             return
-
-        def train() -> None:
-            encoder.to(self.device)
-            loss = train_by_contrast(encoder, self.points, texts, stage, self.config.member_seed)
-            encoder.to("cpu")
-            logger.info("contrastive training on label texts: loss %.4f", loss)
-
         with self.run.timed("contrast"):
-            self.world.run_on_rank0(train)
-        self.world.broadcast_tensors(list(encoder.state_dict().values()))
+            encoder.to(self.device)
+            before = self._score_of_centroids() if self._drops_unhelpful else None
+            seed, message = (
+                self.config.member_seed,
+                "contrastive training on label texts: loss %.4f",
+            )
+            loss = self.world.broadcast_from_rank0(
+                lambda: train_by_contrast(encoder, self.points, texts, stage, seed)
+            )
+            self.world.broadcast_tensors(list(encoder.state_dict().values()))
+            if before is None:
+                logger.info(message, loss)
+                return
+            after = self._score_of_centroids()
+            message += "; %s of the nearest labels on held-out points is %.2f, was %.2f"
+            if after < before:
+                message += "; the encoder before it is used"
+                encoder.load_state_dict(initial_encoder)
+        logger.info(message, loss, self.config.eval.select_by, after, before)
+
+    def _score_of_centroids(self) -> float:
+        """Return the validation metric of ranking labels by the nearest centroid of φ."""
+        stage, metric = self.config.stages[0], self.config.eval.select_by
+        stage = replace(stage, first_classifiers="centroids")
+        model = self.initializer.build_model(None, stage).to(self.device)
+        predictions = self._stage_predictions(model, self._candidates(model, "validation"))
+        self.candidates.clear()
+        return self.world.broadcast_from_rank0(
+            lambda: self._measure(predictions, "validation", [metric])[metric]
+        )
 
     def _cluster(self, with_encoder: bool) -> NDArray[np.int64]:
         with self.run.timed("clusters"):
@@ -971,12 +1002,18 @@ def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
-def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> csr_matrix:
-    """Return bags of words for clustering (Eq. 14): features scaled to length 1, or word tf-idf."""
+def bags_of_words(
+    texts: Sequence[str] | None, features: csr_matrix | None, label_texts: Sequence[str]
+) -> tuple[csr_matrix, csr_matrix | None]:
+    """Return bags of words for clustering (Eq. 14) of points and of label texts.
+
+    The bag of a point is its features scaled to length 1, or word tf-idf.
+    """
     if features is not None:
-        return unit_rows(features)
+        return unit_rows(features), None
     assert texts is not None
-    return Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)[1]
+    featurizer, bow = Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)
+    return bow, featurizer.transform(label_texts)
 
 
 def warn_of_truncation(
