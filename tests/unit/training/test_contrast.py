@@ -9,15 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from elias.config import EncoderConfig
+from elias.config import EliasConfig, EncoderConfig
 from elias.model.batched import embed_all
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
+from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
-from elias.training.contrast import TEMPERATURE, contrast_loss, train_by_contrast
+from elias.training import contrast, trainer
+from elias.training.contrast import (
+    GROUP_SIZE,
+    TEMPERATURE,
+    PairSampler,
+    contrast_batch_size,
+    contrast_loss,
+    grouped_batches,
+    near_groups,
+    train_by_contrast,
+)
+from elias.training.initialization import StageInitializer
+from elias.training.optimizer import Optimizer
 from elias.training.stage import Points
+from elias.training.train import train
 from stages import make_stage
 from tiny_bert import save_tiny_bert
+
+WORDS = ["red", "cod", "tape", "north", "sea", "quota"]
 
 
 @given(seed=st.integers(0, 2**31), n_texts=st.integers(1, 5), n_labels=st.integers(1, 4))
@@ -42,8 +58,10 @@ def test_the_loss_is_the_cross_entropy_of_pairs_without_other_positives(seed, n_
     np.testing.assert_allclose(loss, np.mean(losses), atol=1e-9)
 
 
+@pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("kind", ["bag", "transformer"])
-def test_texts_come_near_the_texts_of_their_labels(kind, tmp_path):
+def test_texts_come_near_the_texts_of_their_labels(kind, near, tmp_path, monkeypatch):
+    monkeypatch.setattr(contrast, "NEAR_TEXTS", near)
     torch.manual_seed(0)
     words, names = ["red", "cod", "north", "sea"], ["tape", "quota", "in", "the"]
     of_text = np.random.default_rng(0).integers(0, 4, 200)
@@ -72,3 +90,184 @@ def test_texts_come_near_the_texts_of_their_labels(kind, tmp_path):
     train_by_contrast(encoder, points, label_texts, stage, seed=0)
 
     assert before < 0.8 < share_right() == 1
+
+
+def random_points(rng, n_points, n_labels, share):
+    """Return points whose only token is their number, and label texts of some labels."""
+    labels = csr_matrix((rng.random((n_points, n_labels)) < share).astype(np.float32))
+    named = np.flatnonzero(rng.random(n_labels) < 0.7)
+    own = csr_matrix(np.eye(n_labels, dtype=np.float32)[named])
+    texts = Tokens(np.arange(n_points + 1), np.arange(n_points, dtype=np.int32))
+    label_texts = Tokens(np.arange(len(named) + 1), (1000 + named).astype(np.int32))
+    return Points(texts, labels), Points(label_texts, own)
+
+
+@given(seed=st.integers(0, 2**31), n_parts=st.integers(1, 5))
+def test_pairs_are_points_with_the_text_of_one_of_their_labels(seed, n_parts):
+    rng = np.random.default_rng(seed)
+    points, label_texts = random_points(rng, 12, 6, 0.3)
+    named = label_texts.labels.indices
+    truth, rows = points.labels.toarray() > 0, rng.permutation(12)[:7]
+
+    pairs = PairSampler(points, label_texts, rng, n_parts).sample(rows)
+
+    ids = torch.cat([part.ids for part in pairs.parts])[pairs.positions].numpy()
+    texts, labels, sampled = ids[: len(pairs)], ids[len(pairs) :] - 1000, pairs.sampled.numpy()
+    assert texts.tolist() == [row for row in rows if truth[row][named].any()]
+    assert set(labels[sampled]) == set(labels) <= set(named)
+    assert truth[texts, labels[sampled]].all()
+    assert (pairs.relevant.numpy() == truth[texts][:, labels]).all()
+
+
+def test_rare_labels_are_sampled_more_often():
+    labels = csr_matrix(np.array([[1, 1]] + [[1, 0]] * 8, dtype=np.float32))  # frequencies 9, 1
+    tokens = Tokens(np.arange(10), np.arange(9, dtype=np.int32))
+    label_texts = Points(tokens.part(slice(2)), csr_matrix(np.eye(2)))
+    sampler = PairSampler(Points(tokens, labels), label_texts, np.random.default_rng(0), 1)
+
+    ids = [sampler.sample(np.zeros(1, np.int64)).parts[0].ids[1].item() for _ in range(2000)]
+
+    assert np.mean(ids) == pytest.approx(3 / 4, abs=0.03)  # 1/√1 of 1/√1 + 1/√9
+
+
+@given(seed=st.integers(0, 2**31), batch_size=st.integers(1, 40), n_points=st.integers(0, 50))
+def test_batches_of_groups_have_every_row_once_and_keep_groups_together(seed, batch_size, n_points):
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, 6, n_points)
+
+    batches = list(grouped_batches(groups, batch_size, rng))
+
+    rows = np.concatenate([np.zeros(0, np.int64), *batches])
+    assert sorted(rows) == list(range(n_points))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    n_borders = np.count_nonzero(np.diff(groups[rows]))
+    assert n_borders == max(0, len(np.unique(groups)) - 1)
+
+
+def test_groups_hold_near_texts():
+    rng = np.random.default_rng(0)
+    of_text = rng.permutation(np.repeat(np.arange(16), GROUP_SIZE))
+    centers = 10 * np.eye(16)
+    embedding = (centers[of_text] + rng.standard_normal((128, 16)) + 50).astype(np.float32)
+
+    groups = near_groups(embedding, seed=0)
+
+    assert np.bincount(groups).tolist() == [GROUP_SIZE] * 16
+    together = groups[:, None] == groups
+    same = of_text[:, None] == of_text
+    np.fill_diagonal(together, False)
+    assert same[together].mean() > 0.5  # 0.055 at random
+
+
+@pytest.mark.parametrize("n_texts", [1, 7])
+def test_few_texts_are_one_group(n_texts):
+    embedding = np.eye(n_texts, 8, dtype=np.float32)
+
+    assert near_groups(embedding, seed=0).tolist() == [0] * n_texts
+
+
+@given(batch_size=st.integers(1, 5000), longest=st.integers(1, 4096))
+def test_a_transformer_has_larger_batches_unless_texts_are_long(batch_size, longest):
+    tokens = Tokens(np.array([0, longest]), np.zeros(longest, dtype=np.int32))
+    transformer = TransformerEncoder.__new__(TransformerEncoder)
+
+    size = contrast_batch_size(transformer, tokens, batch_size)
+
+    assert batch_size <= size <= max(batch_size, min(4 * batch_size, contrast.MAX_BATCH_SIZE))
+    assert size == batch_size or size * longest <= contrast.MAX_BATCH_TOKENS
+    bag = BagEncoder.__new__(BagEncoder)
+    assert contrast_batch_size(bag, tokens, batch_size) == batch_size
+
+
+@pytest.mark.parametrize(("most", "n_epochs"), [(100, 10), (35, 3), (5, 1)])
+def test_many_points_have_fewer_epochs(most, n_epochs, monkeypatch):
+    monkeypatch.setitem(contrast.MAX_STEPS, "bag", most)
+    encoder = BagEncoder(EncoderConfig(dim=4, hidden_dim=4), None, n_features=2000)
+    points, label_texts = random_points(np.random.default_rng(0), 80, 6, 0.5)
+    weights = np.ones(80, dtype=np.float32)
+    points = Points(replace(points.tokens, weights=weights), points.labels)
+    weights = weights[: len(label_texts.tokens)]
+    label_texts = Points(replace(label_texts.tokens, weights=weights), label_texts.labels)
+    steps = []
+    monkeypatch.setattr(Optimizer, "step", lambda _, scale: steps.append(scale))
+
+    train_by_contrast(encoder, points, label_texts, make_stage(batch_size=8), seed=0)
+
+    assert len(steps) == 10 * n_epochs
+
+
+def texts_of_two_words():
+    """Return texts that name one of their two labels."""
+    rng = np.random.default_rng(0)
+    pairs = [rng.permutation(6)[:2] for _ in range(60)]
+    return [f"in the {WORDS[a]}" for a, b in pairs], [[WORDS[a], WORDS[b]] for a, b in pairs]
+
+
+def tiny_config(folder, **settings):
+    """Return the configuration of a tiny transformer that is trained in two stages."""
+    short = {f"stages.{name}.epochs": 1 for name in ("stage1", "stage2")}
+    return EliasConfig().override(
+        {
+            "encoder.model": save_tiny_bert(folder / "bert"),
+            "index.kind": "graph",
+            "rerank.enabled": False,
+            "eval.validation_size": 12,
+        }
+        | short
+        | settings
+    )
+
+
+def test_a_resumed_transformer_does_not_repeat_stage_0(tmp_path, monkeypatch):
+    texts, labels = texts_of_two_words()
+    config, n_trained = tiny_config(tmp_path), []
+
+    def counted(*args):
+        n_trained.append(1)
+        return train_by_contrast(*args)
+
+    def fail(*_):
+        raise KeyError
+
+    def finish(folder):
+        return train(None, config, tmp_path / folder, texts=texts, labels=labels, device="cpu")
+
+    monkeypatch.setattr(trainer, "train_by_contrast", counted)
+    whole = finish("whole").model.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(StageInitializer, "init_learned_graph", fail)
+        with pytest.raises(KeyError):
+            finish("resumed")
+
+    resumed = finish("resumed").model.state_dict()
+
+    assert len(n_trained) == 2
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
+    compares, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    texts, labels = texts_of_two_words()
+    config = tiny_config(tmp_path, **{"eval.drop_unhelpful": compares})
+    kept = []
+
+    def spoil(encoder, *_):
+        for parameter in encoder.parameters():
+            parameter.data.fill_(torch.nan)
+        return 1.5
+
+    def stop(self, *_):
+        kept.append(all(torch.isfinite(p).all() for p in self.encoder.parameters()))
+        raise KeyError
+
+    monkeypatch.setattr(trainer, "train_by_contrast", spoil)
+    monkeypatch.setattr(trainer.Trainer, "_train_stage", stop)
+    with pytest.raises(KeyError):
+        train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
+
+    assert kept == [compares]
+    assert ("the encoder before it is used" in caplog.text) == compares
+    assert "contrastive training on label texts: loss 1.5000" in caplog.text

@@ -5,13 +5,22 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from elias.clustering import balanced_clusters
+from elias.config import EliasConfig, EncoderConfig
+from elias.model.batched import embed_all
 from elias.model.elias import LinearRows
+from elias.model.encoder import BagEncoder
+from elias.text.tokens import Tokens
+from elias.training import initialization
 from elias.training.initialization import (
+    NAME_WEIGHT,
     SCALE,
+    StageInitializer,
     cluster_directions,
     find_centroids,
     init_from_centroids,
 )
+from elias.training.stage import Points
 
 LABELS = csr_matrix(np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], dtype=np.float32))
 EMBEDDING = np.array([[5, 1], [7, 1], [6, 3], [6, 5]], dtype=np.float32)  # mean (6, 2.5)
@@ -67,3 +76,39 @@ def test_a_cluster_direction_is_the_unit_mean_of_its_labels():
         [[0, -1], [0, 1]],
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("with_encoder", [True, False])
+def test_labels_are_clustered_by_their_points_and_twice_their_texts(with_encoder, monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def random_points(labels):
+        bow = csr_matrix(rng.random((len(labels), 5)).astype(np.float32))
+        bow.data /= np.sqrt(bow.power(2).sum(axis=1).A1)[np.repeat(range(len(labels)), 5)]
+        return Points(Tokens.from_csr(bow), csr_matrix(labels.astype(np.float32))), bow
+
+    truth = np.eye(8) + (rng.random((8, 8)) < 0.3)
+    points, bow = random_points(truth > 0)
+    label_texts, label_bow = random_points(np.eye(8)[[1, 4, 5]])
+    encoder = BagEncoder(EncoderConfig(dim=4, hidden_dim=4), None, n_features=5)
+    config = EliasConfig().override({"index.n_clusters": 2}).resolve(8, 8)
+    initializer = StageInitializer(
+        config, encoder, points, bow, 1.0, label_texts=label_texts, label_bow=label_bow
+    )
+    given = []
+
+    def clustered(sparse, dense, *args):
+        given.append(np.hstack([sparse.toarray(), dense]))
+        return balanced_clusters(sparse, dense, *args)
+
+    monkeypatch.setattr(initialization, "balanced_clusters", clustered)
+    initializer.cluster_labels(with_encoder)
+
+    def vectors(points, bow):
+        phi = embed_all(encoder, points.tokens)[:, : 4 * with_encoder]
+        return np.hstack([bow.toarray(), phi / np.maximum(np.linalg.norm(phi, axis=1), 1)[:, None]])
+
+    expected = points.labels.T @ vectors(points, bow)
+    expected += NAME_WEIGHT * (label_texts.labels.T @ vectors(label_texts, label_bow))
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(given[0], expected, atol=1e-5)
