@@ -218,13 +218,6 @@ class Trainer:
             encoder = initial_encoder(
                 self.config.encoder, texts, sample.features, self.init_from, self.world
             )
-        self.label_points = None
-        self.label_texts: Points | None = None
-        self.contrast_texts: Points | None = None
-        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
-            with self.run.timed("label texts"):
-                self.label_points = self._label_points(encoder, texts, sample.labels)
-        bow, label_bow = None, None
         with self.run.timed("tokens"):
             splits = dict(self.splits)
             in_memory = self.setup is None and not isinstance(train.texts, DiskTexts)
@@ -233,10 +226,14 @@ class Trainer:
             self.tokens: dict[str, Tokens] = self.world.rank0_first(
                 lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()}
             )
-            if self.world.is_rank0:
-                named = () if self.label_texts is None else self.label_texts.labels.indices.tolist()
-                label_texts = self.corpus.label_table.take(named).texts()
-                bow, label_bow = bags_of_words(texts, sample.features, label_texts)
+            bags = bag_of_words(texts, sample.features) if self.world.is_rank0 else (None, None)
+            bow, featurizer = bags
+        self.label_points = None
+        self.label_texts: Points | None = None
+        self.contrast_texts: Points | None = None
+        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
+            with self.run.timed("label texts"):
+                self.label_points = self._label_points(encoder, texts, sample.labels)
         self.encoder = encoder
         self.points = Points(self.tokens["train"], train.labels)
         self._report_data()
@@ -252,7 +249,7 @@ class Trainer:
             labels_per_point,
             self.world,
             self.label_texts,
-            label_bow,
+            self._label_words(featurizer),
         )
 
     def _label_points(
@@ -274,6 +271,13 @@ class Trainer:
             return None
         self.label_texts = self._texts_of_labels(used, encoder)
         return LabelPoints(self.label_texts.tokens, targets[used], copies[used].astype(np.float64))
+
+    def _label_words(self, featurizer: Featurizer | None) -> csr_matrix | None:
+        """Return bags of words of `label_texts`, or None without label texts or a featurizer."""
+        if self.label_texts is None or featurizer is None:
+            return None
+        labels = self.label_texts.labels.indices.tolist()
+        return featurizer.transform(self.corpus.label_table.take(labels).texts())
 
     def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
         """Return one point for each of the labels: its text, with the label as the only target."""
@@ -1002,18 +1006,18 @@ def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
 
 
-def bags_of_words(
-    texts: Sequence[str] | None, features: csr_matrix | None, label_texts: Sequence[str]
-) -> tuple[csr_matrix, csr_matrix | None]:
-    """Return bags of words for clustering (Eq. 14) of points and of label texts.
+def bag_of_words(
+    texts: Sequence[str] | None, features: csr_matrix | None
+) -> tuple[csr_matrix, Featurizer | None]:
+    """Return bags of words for clustering (Eq. 14): features scaled to length 1, or word tf-idf.
 
-    The bag of a point is its features scaled to length 1, or word tf-idf.
+    Also return the featurizer that counted the words.
     """
     if features is not None:
         return unit_rows(features), None
     assert texts is not None
     featurizer, bow = Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)
-    return bow, featurizer.transform(label_texts)
+    return bow, featurizer
 
 
 def warn_of_truncation(
