@@ -123,7 +123,7 @@ def evaluate(
     if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
         k = measures.RECALL_KS[-1]
         results["deciles"] = measures.recall_by_decile(predictions, truth, frequencies, k)
-    console.note(f"{run} on the {len(points):,} {split} points of {data}")
+    console.note(f"results of {run} on the {len(points):,} {split} points of {data}")
     _print_tables(results, rule, keep_best=model.keeps_best(rule, component))
 
 

@@ -54,7 +54,7 @@ class Split:
     read as it is in the source."""
 
     def __len__(self) -> int:
-        """Return N."""
+        """Return the number of points."""
         return int(self.labels.shape[0])
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class Corpus:
 
     @property
     def n_labels(self) -> int:
-        """Return L."""
+        """Return L, the number of labels."""
         return len(self.label_names)
 
     @property

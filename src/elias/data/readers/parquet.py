@@ -198,7 +198,7 @@ def list_table(texts: Sequence[str], labels: Any) -> dict[str, list[Any]]:
     for i, text in enumerate(rows):
         if not isinstance(text, str):
             raise DataError(
-                f"texts[{i}] is {type(text).__name__}, not a string; convert it by str()"
+                f"texts[{i}] is {type(text).__name__}, not a string; convert it with str()"
             )
     for i, cell in enumerate(cells):
         if isinstance(cell, str) or not hasattr(cell, "__iter__"):
