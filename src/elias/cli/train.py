@@ -125,9 +125,7 @@ def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: 
     splits = {split for measured in metrics.values() for split in measured}
     if splits:
         split = "test" if "test" in splits else "validation"
-        console.print_out(
-            *console.stage_table(model.metadata, split, model.components, model.n_labels)
-        )
+        console.print_out(*console.stage_table(model, split))
     typer.echo(f"{out}/model")
     console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
 
