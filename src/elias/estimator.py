@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 from sklearn.base import BaseEstimator
 from sklearn.preprocessing import MultiLabelBinarizer
@@ -16,15 +18,8 @@ from elias.data.readers.files import sanitize
 from elias.errors import DataError, check_strings
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED
+from elias.predictions import Predictions
 from elias.training.train import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.predictions import Predictions
-
 
 _SETTINGS = {
     "dim": "encoder.dim",

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
+from elias.data.corpus import Corpus, Split
 from elias.errors import DataError
 from elias.predictions import Predictions, from_entries
 from elias.progress import track
 from elias.text.vectorizer import Featurizer, unit_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elias.data.corpus import Corpus, Split
-
 
 NEIGHBOURS = 30
 _MAX_SIMILARITIES = 2**23  # similarities computed at a time (64 MB)

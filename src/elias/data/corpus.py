@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from elias.config import EliasConfig, ResolvedConfig
 from elias.data.groups import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
 from elias.labels import LabelTable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from elias.config import EliasConfig, ResolvedConfig
-
 
 logger = logging.getLogger(__name__)
 

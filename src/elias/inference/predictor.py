@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from scipy.sparse import csr_matrix, issparse
 
+from elias.config import ResolvedConfig
+from elias.data.corpus import Corpus, Split
 from elias.data.groups import NO_GROUPS
 from elias.data.load import load_label_table
 from elias.data.splits import DATA_SETTINGS
@@ -40,22 +43,15 @@ from elias.labels import LabelTable
 from elias.metrics import EVALUATED, Metrics, evaluate, f1_metrics
 from elias.model.batched import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import TextEncoder
 from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Predictions, Ranking
+from elias.rerank.added_labels import AddedLabels
 from elias.rerank.probabilities import Probabilities, parse_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from elias.config import ResolvedConfig
-    from elias.data.corpus import Corpus, Split
-    from elias.model.encoder import TextEncoder
-    from elias.rerank.added_labels import AddedLabels
-    from elias.rerank.reranker import Reranker
-    from elias.text.tokens import Tokens
-
+from elias.rerank.reranker import Reranker
+from elias.text.tokens import Tokens
 
 TOP_K = 5
 

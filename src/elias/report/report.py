@@ -5,19 +5,23 @@ The values shown are computed here. The template ``report.html.j2`` has the mark
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from scipy.sparse import csr_matrix
 
 import elias
 from elias.data import load_corpus
+from elias.data.corpus import Corpus, Split
 from elias.data.load import READING_OPTIONS, reading_options
 from elias.data.splits import repeat_hold_out, validation_split
 from elias.data.stats import PERCENTILES, corpus_stats
 from elias.errors import DataError, RunError
+from elias.inference.explain import Explanation
 from elias.inference.predict import split_inputs
 from elias.inference.predictor import Elias
 from elias.metrics import (
@@ -29,23 +33,21 @@ from elias.metrics import (
     per_label,
 )
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
+from elias.predictions import Predictions
 from elias.progress import seconds
 from elias.report import statistics
 from elias.report.plots import Axis, Plot, colour, number, scatter_plot, text
-from elias.report.statistics import ASSIGNED, RECALL_AT, THRESHOLDS
+from elias.report.statistics import (
+    ASSIGNED,
+    RECALL_AT,
+    THRESHOLDS,
+    Array,
+    Ints,
+    LabelMap,
+    LabelMaps,
+)
 from elias.rerank.probabilities import ECE_AT, PROBABILITIES, Probabilities, reliability
 from elias.training.run import REPORT_FILE, RunRecords, read_partition, read_records, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from scipy.sparse import csr_matrix
-
-    from elias.data.corpus import Corpus, Split
-    from elias.inference.explain import Explanation
-    from elias.predictions import Predictions
-    from elias.report.statistics import Array, Ints, LabelMap, LabelMaps
-
 
 COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}
 """Titles of the components after the last stage."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 
 import elias
+from elias.inference.explain import GraphView
 from elias.inference.predictor import TOP_K
 from elias.serve import schemas
 from elias.serve.backend import Backend, Job, Result, ServedModel
 from elias.serve.middleware import LOG_FIELDS
 from elias.serve.schemas import RequestError, error_schemas
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
-
-if TYPE_CHECKING:
-    from elias.inference.explain import GraphView
-
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 N_DESCRIBING = 3
