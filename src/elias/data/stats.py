@@ -229,7 +229,7 @@ def _hashes(split: Split) -> _Hashes | None:
 
     Hashes have 64 bits, and are kept instead of texts to save memory. The probability that any
     two of ten million different texts collide is one in 370,000. A text that consists only of
-    punctuation is hashed as it is, and both numbers of an empty text are `ALONE`.
+    punctuation is hashed as it is. The hash and the key of an empty text are `ALONE`.
     """
     texts = split.texts
     if texts is None:
