@@ -74,7 +74,7 @@ def error_of(actual, expected):
 
 def falling(step, n_steps):
     """Return the factor of the learning rate in a step (from 1) of a schedule."""
-    return schedule(step - 1, n_steps, 0.3)
+    return schedule(step - 1, n_steps)
 
 
 def poison(device):

@@ -9,7 +9,8 @@ threads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -19,10 +20,6 @@ from scipy.sparse import csr_matrix, vstack
 from elias.kernels.cpu.search import kth_lowest
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 Array: TypeAlias = NDArray[Any]
 Parts: TypeAlias = tuple[Array, Array, Array, Array]

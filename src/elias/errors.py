@@ -80,6 +80,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {plain[close[0]]!r}?" if close else ""
 
 
+def check_strings(name: str, values: Iterable[object]) -> None:
+    """Raise a `DataError` if an item of the argument ``name`` is not a string."""
+    for i, value in enumerate(values):
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise DataError(f"{name}[{i}] is {kind}, not a string; convert it to a string")
+
+
 _LONGEST_QUOTE = 160
 
 

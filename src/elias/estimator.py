@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 from sklearn.base import BaseEstimator
 from sklearn.preprocessing import MultiLabelBinarizer
@@ -13,18 +15,11 @@ from sklearn.utils.validation import check_is_fitted
 from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
 from elias.data.readers.files import sanitize
-from elias.errors import DataError
+from elias.errors import DataError, check_strings
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED
+from elias.predictions import Predictions
 from elias.training.train import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.predictions import Predictions
-
 
 _SETTINGS = {
     "dim": "encoder.dim",
@@ -129,11 +124,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         labels, classes = _label_matrix(y)
         texts, features = (inputs, None) if isinstance(inputs, list) else (None, inputs)
         n_points = len(inputs) if isinstance(inputs, list) else inputs.shape[0]
-        if n_points != labels.shape[0]:
-            raise DataError(
-                f"X has {n_points} texts, but y has labels for {labels.shape[0]}; give one list of "
-                "labels for each text"
-            )
+        _check_lengths(n_points, labels.shape[0])
         corpus = Corpus(
             train=Split(labels=labels, texts=texts, features=features),
             label_names=[str(name) for name in classes],
@@ -164,11 +155,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         texts, sets = _inputs(X), _label_sets(y)
         if not isinstance(texts, list):
             raise DataError("partial_fit needs texts, but X has features; give X as texts")
-        if len(texts) != len(sets):
-            raise DataError(
-                f"X has {len(texts)} texts, but y has labels for {len(sets)}; give one list of "
-                "labels for each text"
-            )
+        _check_lengths(len(texts), len(sets))
         known = set(self.classes_.tolist())
         new = sorted(set().union(*sets, classes or ()) - known)
         if not new:
@@ -228,11 +215,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """Return P@1: the share of texts whose best predicted label is correct."""
         best = self.predict_topk(X, k=1)
         truth = _label_sets(y)
-        if len(best) != len(truth):
-            raise DataError(
-                f"X has {len(best)} texts, but y has labels for {len(truth)}; give one list of "
-                "labels for each text"
-            )
+        _check_lengths(len(best), len(truth))
         hits = [bool(top) and top[0] in labels for top, labels in zip(best, truth, strict=True)]
         return float(np.mean(hits)) if hits else 0.0
 
@@ -252,6 +235,14 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return tags
 
 
+def _check_lengths(n_texts: int, n_label_lists: int) -> None:
+    if n_texts != n_label_lists:
+        raise DataError(
+            f"X has {n_texts} texts, but y has labels for {n_label_lists}; give one list of labels "
+            "for each text"
+        )
+
+
 def _inputs(texts: Any) -> list[str] | csr_matrix:
     """Return the input as a list of sanitized texts or as a CSR feature matrix."""
     if isinstance(texts, str):
@@ -267,11 +258,7 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
             raise DataError(f"X has {values.shape[1]} columns ({columns}); choose one text column")
         texts = values[:, 0]
     texts = list(texts)
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DataError(
-                f"X[{i}] is {type(text).__name__}, not a string; convert it to a string"
-            )
+    check_strings("X", texts)
     return sanitize(list(map(str, texts)))[0]  # as for texts read from files
 
 

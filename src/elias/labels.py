@@ -72,7 +72,7 @@ class LabelTable(Sequence[str]):
         return self.names, self.ids, self.synonyms, self.descriptions, self.broader
 
     def __len__(self) -> int:
-        """Return L."""
+        """Return the number of labels."""
         return len(self.names)
 
     @overload

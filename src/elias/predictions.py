@@ -387,7 +387,7 @@ def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels:
         raise DataError(f"predictions: {problem}; correct it, or use {n_labels} for padding")
     if np.isnan(scores).any():
         row = int(np.isnan(scores).any(axis=1).argmax())
-        raise DataError(f"predictions: point {row} has a score of NaN; replace it by a number")
+        raise DataError(f"predictions: point {row} has a score of NaN; replace it with a number")
     in_order = np.sort(ids, axis=1)
     repeated = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < n_labels)
     if repeated.any():

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
+from elias.data.corpus import Corpus, Split
 from elias.errors import DataError
 from elias.predictions import Predictions, from_entries
 from elias.progress import track
 from elias.text.vectorizer import Featurizer, unit_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elias.data.corpus import Corpus, Split
-
-
 NEIGHBOURS = 30
-_MAX_SIMILARITIES = 2**23  # similarities computed at a time (64 MB)
+_MAX_SIMILARITIES = 2**24  # similarities computed at a time (at most 128 MB; most are 0)
 
 
 class NearestNeighbours:
@@ -73,8 +67,9 @@ class NearestNeighbours:
             top_k: Number of labels per text. A text gets fewer if its neighbours have fewer.
         """
         features, parts = self._features(texts), []
-        for begin, end in track(self._batches(features), "Finding neighbours"):
-            nearest = strongest(features[begin:end] @ self._points_by_word, self.k)
+        step = max(1, _MAX_SIMILARITIES // self._points_by_word.shape[1])
+        for start in track(range(0, max(1, features.shape[0]), step), "Finding neighbours"):
+            nearest = strongest(features[start : start + step] @ self._points_by_word, self.k)
             scores = (nearest @ self._labels).tocsr()
             parts.append(Predictions.from_csr(scores, top_k, self.label_names))
         return Predictions.stack(parts)
@@ -104,16 +99,6 @@ class NearestNeighbours:
                 f"this model was fitted on features; pass a CSR matrix with {n_features} columns"
             )
         return unit_rows(texts)
-
-    def _batches(self, features: csr_matrix) -> list[tuple[int, int]]:
-        """Return row ranges with at most about `_MAX_SIMILARITIES` non-zero similarities each."""
-        n_points_of_word = np.diff(self._points_by_word.indptr)
-        words = csr_matrix(
-            (np.ones(features.nnz), features.indices, features.indptr), shape=features.shape
-        )
-        n_similar = np.minimum(words @ n_points_of_word, self._points_by_word.shape[1])
-        batch = (np.cumsum(n_similar) // _MAX_SIMILARITIES).astype(np.int64)
-        return list(pairwise([0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]))
 
 
 def strongest(matrix: csr_matrix, k: int) -> csr_matrix:

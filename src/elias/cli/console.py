@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from elias.inference.predictor import Elias
+
 
 USER_ERROR = 2
 SIGNALLED = 128
@@ -168,38 +170,30 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
     return table
 
 
-def stage_table(
-    metadata: Mapping[str, Any],
-    split: str,
-    components: Sequence[str] | None = None,
-    n_labels: int | None = None,
-) -> list[RenderableType]:
+def stage_table(model: Elias, split: str) -> list[RenderableType]:
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
     the model's threshold, if it has one. The heading has the number of points, if it is known, and
-    the standard error of the last P@1. ``components`` are the components of the saved model. The
-    heading names components that were measured but not saved, because they did not help. Metrics
-    that are the same for every ranking of ``n_labels`` labels are left out.
+    the standard error of the last P@1. It names components that were measured but not saved,
+    because they did not help. Metrics that are the same for every ranking are left out.
     """
     from elias.metrics import depends_on_ranking
     from elias.report.report import COMPONENTS
 
+    metadata = model.metadata
     metrics, probabilities = metadata.get("metrics", {}), metadata.get("probabilities", {})
     stages = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
-    shown_metrics = [
-        name for name in STAGE_METRICS if n_labels is None or depends_on_ranking(name, n_labels)
-    ]
+    shown_metrics = [name for name in STAGE_METRICS if depends_on_ranking(name, model.n_labels)]
     rows = [
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in shown_metrics)]
         for stage, values in stages.items()
     ]
     about = "; rows above the ensemble show its first member" if "ensemble" in stages else ""
-    left_out = {*COMPONENTS} & {*stages} - {*components} if components is not None else {}
+    left_out = {*COMPONENTS} & {*stages} - {*model.components}
     if left_out:
-        about += (
-            f" ({', '.join(COMPONENTS[name] for name in stages if name in left_out)}: not saved)"
-        )
+        titles = ", ".join(COMPONENTS[name] for name in stages if name in left_out)
+        about += f" ({titles}: not saved)"
     n_points = metadata.get("data", {}).get("splits", {}).get(split, {}).get("points")
     counted = f" ({n_points:,} points)" if n_points else ""
     *_, last = {}, *stages.values()
@@ -338,11 +332,11 @@ def name_options(message: str) -> str:
     >>> name_options("not UTF-8; pass encoding=cp1252, or choose a column (text=)")
     'not UTF-8; pass --encoding cp1252, or choose a column (--text)'
     """
-    message = re.sub(r"\b(overwrite|ignore_memory)=True", r"--\1", message)
+    message = message.replace("overwrite=True", "--overwrite").replace(
+        "header=False", "--no-header"
+    )
+    message = message.replace("ignore_memory=True", "--ignore-memory")
     message = re.sub(rf"\b({_READING}|out)=(?=[\s,;)]|$)", r"--\1", message)
     message = re.sub(rf"(?<= )({_READING})=", r"--\1 ", message)
     message = re.sub(r"\bdevice='(\w+)'", r"--device \1", message)
-    message = re.sub(r"\btest_size(?= must|$)", "--test-size", message)
-    return message.replace("--ignore_memory", "--ignore-memory").replace(
-        "header=False", "--no-header"
-    )
+    return re.sub(r"\btest_size(?= must|$)", "--test-size", message)

@@ -58,9 +58,7 @@ def demo(
         with resumable_run(out):
             model = elias.train(corpus, config, out=out, device=device, overwrite=overwrite)
     progress.enable(False)
-    console.print_out(
-        "", *console.stage_table(model.metadata, "test", model.components, model.n_labels), ""
-    )
+    console.print_out("", *console.stage_table(model, "test"), "")
     texts = list((corpus.split("test").texts or [])[:N_EXAMPLES])
     console.print_out(*_example_predictions(model, corpus, texts))
     times |= read_records(out).times()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -123,7 +124,7 @@ def evaluate(
     if frequencies is not None and len(frequencies) >= _MIN_FOR_DECILES:
         k = measures.RECALL_KS[-1]
         results["deciles"] = measures.recall_by_decile(predictions, truth, frequencies, k)
-    console.note(f"{run} on the {len(points):,} {split} points of {data}")
+    console.note(f"results of {run} on the {len(points):,} {split} points of {data}")
     _print_tables(results, rule, keep_best=model.keeps_best(rule, component))
 
 
@@ -148,16 +149,8 @@ def _print_json(results: Mapping[str, Any]) -> None:
             values |= part
         elif part:
             values[section] = part
-    console.print_json(_rounded(values))
-
-
-def _rounded(value: Any) -> Any:
-    """Return the value with all its numbers rounded to four digits."""
-    if isinstance(value, Mapping):
-        return {name: _rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return list(map(_rounded, value))
-    return round(value, 4) if isinstance(value, float) else value
+    rounded = json.loads(json.dumps(values), parse_float=lambda number: round(float(number), 4))
+    console.print_json(rounded)
 
 
 def _compare_thresholds(

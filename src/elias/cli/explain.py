@@ -161,7 +161,8 @@ def _label_table(explanation: elias.Explanation, *, averaged: bool) -> Table:
         scores = [strength, *(getattr(label, name) for name in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
         factors = factors if has_paths else factors[:1]
-        add([*scores, *factors] if main else factors, f"{rank}. {_title(label)}", "bold")
+        title = label.label if label.uri is None else f"{label.label} ({label.uri})"
+        add([*scores, *factors] if main else factors, f"{rank}. {title}", "bold")
         about = ". ".join(filter(None, (", ".join(label.synonyms), label.description)))
         if about:
             add([], f"   {console.one_line(about)}", "dim")
@@ -173,10 +174,6 @@ def _label_table(explanation: elias.Explanation, *, averaged: bool) -> Table:
         if label.n_paths > len(label.paths):
             add([], f"    … and {label.n_paths - len(label.paths)} more", "dim")
     return table
-
-
-def _title(label: elias.ExplainedLabel) -> str:
-    return label.label if label.uri is None else f"{label.label} ({label.uri})"
 
 
 def _word_lines(explanation: elias.Explanation) -> list[RenderableType]:

@@ -54,9 +54,7 @@ def info(
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
-        console.print_out(
-            "", *console.stage_table(loaded.metadata, split, loaded.components, loaded.n_labels)
-        )
+        console.print_out("", *console.stage_table(loaded, split))
 
 
 def _verify(model: str | Path, *, as_json: bool) -> None:

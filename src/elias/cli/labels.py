@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 import elias
 from elias.cli import console, options
+from elias.cli.predict import parse_labels
 
 app = typer.Typer(
     cls=options.Group,
@@ -93,7 +94,7 @@ def rename(
 ) -> None:
     """Give a label another name. The old name becomes a synonym."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
-    renamed = loaded.rename_label(_parse(loaded, label), name)
+    renamed = loaded.rename_label(parse_labels([label], loaded.label_names)[0], name)
     _save(renamed, out, f"renamed {label} to {name}", overwrite=overwrite)
 
 
@@ -107,7 +108,8 @@ def merge(
 ) -> None:
     """Merge LABEL into INTO. The label INTO keeps its name and id."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
-    merged = loaded.merge_labels(_parse(loaded, label), _parse(loaded, into))
+    first, second = (parse_labels([one], loaded.label_names)[0] for one in (label, into))
+    merged = loaded.merge_labels(first, second)
     note = f"merged {label} into {into}; the model has {merged.n_labels:,} labels"
     _save(merged, out, note, overwrite=overwrite)
 
@@ -125,20 +127,11 @@ def remove(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Remove labels. The remaining labels are renumbered."""
-    from elias.cli.predict import parse_labels
-
     loaded = elias.Elias.from_pretrained(model, device="cpu")
-    smaller = loaded.remove_labels(parse_labels(labels, loaded.label_names) or ())
+    smaller = loaded.remove_labels(parse_labels(labels, loaded.label_names))
     count = loaded.n_labels - smaller.n_labels
     note = f"removed {count:,} labels; the model has {smaller.n_labels:,}"
     _save(smaller, out, note, overwrite=overwrite)
-
-
-def _parse(model: elias.Elias, label: str) -> int | str:
-    from elias.cli.predict import parse_labels
-
-    parsed = parse_labels([label], model.label_names) or [label]
-    return parsed[0]
 
 
 def _save(model: elias.Elias, out: Path, note: str, *, overwrite: bool) -> None:

@@ -120,8 +120,8 @@ def predict(
         arguments = {
             "top_k": top_k,
             "threshold": threshold,
-            "only": parse_labels(only, loaded.label_names),
-            "without": parse_labels(without, loaded.label_names),
+            "only": only and parse_labels(only, loaded.label_names),
+            "without": without and parse_labels(without, loaded.label_names),
             "component": component,
         }
         if source is None:  # on all ranks except 0
@@ -264,19 +264,17 @@ def stdin_lines() -> Iterator[str]:
         yield line.rstrip("\n").rstrip("\r")
 
 
-def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:
-    """Return the labels given by ``--only`` or ``--without`` as names or label numbers.
+def parse_labels(values: Sequence[str], names: Sequence[str]) -> list[str | int]:
+    """Return the labels given on the command line as names or label numbers.
 
     A number is a label number, unless a label has that name. ``@FILE`` reads labels from a file,
-    one per line. Return None if no labels are given.
+    one per line.
 
     >>> parse_labels(["fish", "1"], ["fish", "law"])
     ['fish', 1]
     """
     from elias.data.readers.files import read_lines
 
-    if not values:
-        return None
     labels: list[str] = []
     for value in values:
         if not value.startswith("@"):

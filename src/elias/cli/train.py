@@ -59,7 +59,7 @@ def train(
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
     if as_json and not dry_run:
-        raise ConfigError("--json: prints the settings only with --dry-run; add --dry-run")
+        raise ConfigError("--json: works only with --dry-run; add --dry-run")
     configuration, device, overwrite = training.configuration, training.device, training.overwrite
     if init_from is not None and configuration.encoder is not None:
         raise ConfigError("--init-from: uses the encoder of the saved model; leave out --encoder")
@@ -125,9 +125,7 @@ def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: 
     splits = {split for measured in metrics.values() for split in measured}
     if splits:
         split = "test" if "test" in splits else "validation"
-        console.print_out(
-            *console.stage_table(model.metadata, split, model.components, model.n_labels)
-        )
+        console.print_out(*console.stage_table(model, split))
     typer.echo(f"{out}/model")
     console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
 

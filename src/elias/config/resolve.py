@@ -155,7 +155,7 @@ _STAGES: dict[tuple[str, str], dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEncoder(EncoderConfig):
-    """An `EncoderConfig` in which no size is None."""
+    """A resolved `EncoderConfig`: every size has a value."""
 
     pooling: Literal["mean", "cls"] = "mean"
     max_length: int = MAX_LENGTHS[0]
@@ -163,7 +163,7 @@ class ResolvedEncoder(EncoderConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedIndex(IndexConfig):
-    """An `IndexConfig` in which no size is None."""
+    """A resolved `IndexConfig`: every size has a value."""
 
     kind: Literal["graph", "all"] = "graph"
     n_clusters: int
@@ -178,7 +178,7 @@ class ResolvedIndex(IndexConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedStage(StageConfig):
-    """A `StageConfig` in which nothing is None."""
+    """A resolved `StageConfig`: every setting has a value."""
 
     score_all: bool
     epochs: int
@@ -200,7 +200,7 @@ class ResolvedStage(StageConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRerank(RerankConfig):
-    """A `RerankConfig` in which nothing is None."""
+    """A resolved `RerankConfig`: every setting has a value."""
 
     enabled: bool
     char_ngrams: tuple[int, int] = (3, 5)
@@ -208,14 +208,14 @@ class ResolvedRerank(RerankConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEval(EvalConfig):
-    """An `EvalConfig` in which the number of held-out points is not None."""
+    """A resolved `EvalConfig`: the number of held-out points has a value."""
 
     validation_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EliasConfig):
-    """An `EliasConfig` in which no size is None; `EliasConfig.resolve` returns it.
+    """A resolved `EliasConfig`, as `EliasConfig.resolve` returns it: every size has a value.
 
     Training, inference and saved models use this type. Its JSON format is the same as for
     `EliasConfig`.
@@ -512,7 +512,7 @@ def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
         if value > limit:
             raise ConfigError(
                 f"index.{name} is {value}, more than {meaning} ({limit}); "
-                "lower it, or set it to none to have it derived"
+                "lower it, or set it to none to choose it automatically"
             )
     if edges * clusters < n_labels:
         raise ConfigError(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from elias.config import EliasConfig, ResolvedConfig
 from elias.data.groups import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
 from elias.labels import LabelTable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from elias.config import EliasConfig, ResolvedConfig
-
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +49,7 @@ class Split:
     read as it is in the source."""
 
     def __len__(self) -> int:
-        """Return N."""
+        """Return the number of points."""
         return int(self.labels.shape[0])
 
     def __repr__(self) -> str:
@@ -132,7 +127,7 @@ class Corpus:
 
     @property
     def n_labels(self) -> int:
-        """Return L."""
+        """Return L, the number of labels."""
         return len(self.label_names)
 
     @property

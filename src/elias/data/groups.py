@@ -95,7 +95,7 @@ def count_repeats(keys: Ids, train_keys: Ids) -> int:
 
 
 def shared_groups(corpus: Corpus) -> str | None:
-    """Say how many groups of the group column are in both training and test split, if any are."""
+    """Describe the overlap of the groups in training and test split; None if there is none."""
     of_train, of_test = corpus.train.groups, None if corpus.test is None else corpus.test.groups
     if of_train is None or of_test is None:
         return None
@@ -109,9 +109,9 @@ def shared_groups(corpus: Corpus) -> str | None:
 def training_groups(corpus: Corpus) -> Ids | None:
     """Return the first row of each training point's group (N,), or None if there are no groups.
 
-    If the corpus was read with a group column, this column defines the groups, also if the test
-    split shares groups with the training split; then there is a warning. Otherwise near-duplicate
-    texts form groups, with three exceptions:
+    If the corpus was read with a group column, this column defines the groups. A warning is
+    logged if the test split shares groups with the training split. Otherwise near-duplicate texts
+    form groups, with three exceptions:
 
     - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
     - There are no groups if the share of test texts with a near-duplicate in the training split is

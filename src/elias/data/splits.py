@@ -203,7 +203,7 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
     if 2 * size > len(train):
         raise ConfigError(
             f"eval.validation_size is {size}, more than half of the {len(train)} training "
-            "points; lower it, or set it to none to have it derived"
+            "points; lower it, or set it to none to choose it automatically"
         )
     covered = config.eval.hold_out == "covered"
     groups = training_groups(corpus)

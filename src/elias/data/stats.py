@@ -225,11 +225,11 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
 
 
 def _hashes(split: Split) -> _Hashes | None:
-    """Return 64-bit hashes of the texts, ignoring case and punctuation, `text_keys`, and groups.
+    """Return hashes of the texts (without case and punctuation), `text_keys`, and groups.
 
-    Hashes are kept instead of texts to save memory. The probability that any two of ten million
-    different texts collide is one in 370,000. A text that consists only of punctuation is hashed as
-    it is, and both numbers of an empty text are `ALONE`.
+    Hashes have 64 bits, and are kept instead of texts to save memory. The probability that any
+    two of ten million different texts collide is one in 370,000. A text that consists only of
+    punctuation is hashed as it is. The hash and the key of an empty text are `ALONE`.
     """
     texts = split.texts
     if texts is None:

@@ -65,7 +65,7 @@ class DiskTexts(Sequence[str]):
         return bool(self._offsets[0] == 0 and (np.diff(self._offsets) >= 0).all())
 
     def __len__(self) -> int:
-        """Return N."""
+        """Return the number of texts."""
         return len(self._offsets) - 1 if self.rows is None else len(self.rows)
 
     @overload

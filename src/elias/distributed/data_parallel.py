@@ -9,30 +9,25 @@ encoder, and the position in the tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from elias.distributed.sharded_linear import ShardedRows
+from elias.distributed.world import World
 from elias.model.batched import BATCH_SIZE, evaluating
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import Batch, TokenBatch, collate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.distributed.world import World
-    from elias.model.elias import EliasModel, SearchSizes
-    from elias.model.encoder import TextEncoder
-    from elias.text.tokens import Tokens
-
+from elias.text.tokens import Tokens
 
 _FLATTENED = 2**22  # elements; a larger gradient is summed separately, without a copy
 _PURPOSE = "gradients of shared parameters"

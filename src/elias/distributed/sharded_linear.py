@@ -8,21 +8,16 @@ the scores of its own labels. Rows of W_L are never sent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elias.kernels import label_logits
-from elias.kernels.one_vs_all import every_label_loss, every_label_top
+from elias.distributed.world import World
+from elias.kernels import IndexGradients, label_logits
+from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
 from elias.model.elias import LinearRows
-
-if TYPE_CHECKING:
-    from elias.distributed.world import World
-    from elias.kernels import IndexGradients
-    from elias.kernels.one_vs_all import LabelUpdate
-
 
 _CHUNK_NUMBERS = 2**24  # number of weights sent or drawn at a time (64 MB)
 

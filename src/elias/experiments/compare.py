@@ -18,12 +18,13 @@ from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scipy.sparse import csr_matrix, load_npz, save_npz
 
 from elias.baselines import NearestNeighbours
 from elias.baselines.knn import NEIGHBOURS
+from elias.config import ResolvedConfig
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments import run_peer
 from elias.experiments.models import Models, one_vs_all
@@ -36,11 +37,8 @@ from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.rerank.sparse_ranker import RankerFeatures
 from elias.text.vectorizer import Featurizer, unit_rows
 
-if TYPE_CHECKING:
-    from elias.config import ResolvedConfig
-
-    Timed = tuple[csr_matrix, float]
-    """The features of points, and the seconds needed to compute them."""
+Timed = tuple[csr_matrix, float]
+"""The features of points, and the seconds needed to compute them."""
 
 
 logger = logging.getLogger(__name__)

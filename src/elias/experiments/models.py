@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from elias.config import (
     ONE_VS_ALL,
+    EliasConfig,
     IndexConfig,
     LossConfig,
+    ResolvedConfig,
     StageConfig,
     first_difference,
     model_settings,
@@ -31,6 +33,7 @@ from elias.experiments.runner import (
     TRAIN_SECONDS,
     Plan,
     Row,
+    Setting,
     Table,
     Task,
     dot_plot,
@@ -45,11 +48,6 @@ from elias.rerank.calibration import is_word
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK, is_calibrated
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.train import train
-
-if TYPE_CHECKING:
-    from elias.config import EliasConfig, ResolvedConfig
-    from elias.experiments.runner import Setting
-
 
 logger = logging.getLogger(__name__)
 

@@ -14,26 +14,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+from markupsafe import Markup
 
+from elias.config import ResolvedConfig
 from elias.config.resolve import check_sizes
 from elias.data.corpus import resolve_config
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
-from elias.experiments.runner import MS_PER_POINT, REMOVED, TRAIN_SECONDS, Plan, Row, Table, Task
+from elias.experiments.runner import (
+    MS_PER_POINT,
+    REMOVED,
+    TRAIN_SECONDS,
+    Line,
+    Plan,
+    Row,
+    Setting,
+    Table,
+    Task,
+)
 from elias.inference.edit_model import EdgeCount, prune_edges
 from elias.inference.predictor import Elias
 from elias.report.plots import Axis, Plot
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from elias.config import ResolvedConfig
-    from elias.experiments.runner import Line, Setting
 
 
 @dataclass(frozen=True, slots=True)

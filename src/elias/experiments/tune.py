@@ -19,9 +19,16 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elias.config import EliasConfig, StageConfig, fill_sizes, first_difference, read_tree
+from elias.config import (
+    EliasConfig,
+    ResolvedConfig,
+    StageConfig,
+    fill_sizes,
+    first_difference,
+    read_tree,
+)
 from elias.data.corpus import Corpus, resolve_config
 from elias.data.splits import validation_split
 from elias.distributed import SingleProcess
@@ -35,6 +42,7 @@ from elias.report.report import render
 from elias.rerank.reranker import FEW_LABELS_COST
 from elias.rerank.sparse_ranker import DEFAULT_COST
 from elias.training.run import Interruption, locked, write_text
+from elias.training.stage import EpochReport
 from elias.training.train import train_resolved
 
 try:
@@ -44,10 +52,6 @@ except ImportError:
     raise ConfigError(
         "tuning needs Optuna; install it with pip install 'elias-xmc[tune]'"
     ) from None
-
-if TYPE_CHECKING:
-    from elias.config import ResolvedConfig
-    from elias.training.stage import EpochReport
 
 
 logger = logging.getLogger(__name__)

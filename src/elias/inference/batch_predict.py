@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -26,14 +26,12 @@ from elias.data.load import TextFile, TextRow
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat
+from elias.inference.predictor import Elias
 from elias.kernels.device import limit_threads
 from elias.persistence.manifest import fingerprint
+from elias.predictions import Predictions
 from elias.progress import progress, progress_disabled
 from elias.text.batches import prefetch
-
-if TYPE_CHECKING:
-    from elias.inference.predictor import Elias
-    from elias.predictions import Predictions
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from scipy.sparse import csr_matrix, issparse
 
+from elias.config import ResolvedConfig
+from elias.data.corpus import Corpus, Split
 from elias.data.groups import NO_GROUPS
 from elias.data.load import load_label_table
 from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError, DataError, did_you_mean
-from elias.inference.edit_model import (
-    add_labels,
-    example_texts,
-    merge_labels,
-    remove_labels,
-    rename_label,
-)
+from elias.inference import edit_model
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     ENSEMBLE,
@@ -40,22 +37,15 @@ from elias.labels import LabelTable
 from elias.metrics import EVALUATED, Metrics, evaluate, f1_metrics
 from elias.model.batched import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import TextEncoder
 from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Predictions, Ranking
+from elias.rerank.added_labels import AddedLabels
 from elias.rerank.probabilities import Probabilities, parse_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from elias.config import ResolvedConfig
-    from elias.data.corpus import Corpus, Split
-    from elias.model.encoder import TextEncoder
-    from elias.rerank.added_labels import AddedLabels
-    from elias.rerank.reranker import Reranker
-    from elias.text.tokens import Tokens
-
+from elias.rerank.reranker import Reranker
+from elias.text.tokens import Tokens
 
 TOP_K = 5
 
@@ -333,8 +323,8 @@ class Elias:
             (31, True)
         """
         table = load_label_table(labels)
-        texts, relevance = example_texts(table, examples)
-        return add_labels(self, table, texts, relevance)
+        texts, relevance = edit_model.example_texts(table, examples)
+        return edit_model.add_labels(self, table, texts, relevance)
 
     def remove_labels(self, labels: Iterable[int | str]) -> Elias:
         """Return a model without some labels. The remaining labels are renumbered.
@@ -342,11 +332,11 @@ class Elias:
         Give each label by its name, its id in the label table, or its number (0 to L − 1). The
         scores of the edges to the remaining labels do not change.
         """
-        return remove_labels(self, self.label_ids(labels))
+        return edit_model.remove_labels(self, self.label_ids(labels))
 
     def rename_label(self, label: int | str, name: str) -> Elias:
         """Return a model in which a label has another name. The old name becomes a synonym."""
-        return rename_label(self, self._one_label(label), name)
+        return edit_model.rename_label(self, self._one_label(label), name)
 
     def merge_labels(self, label: int | str, into: int | str) -> Elias:
         """Return a model in which ``label`` is merged into ``into``, which keeps its name and id.
@@ -354,7 +344,7 @@ class Elias:
         The two classifiers are averaged, weighted by the labels' numbers of training points. The
         weights of the edges to the two labels are added.
         """
-        return merge_labels(self, self._one_label(label), self._one_label(into))
+        return edit_model.merge_labels(self, self._one_label(label), self._one_label(into))
 
     def _one_label(self, label: int | str) -> int:
         first, *others = self.label_ids([label])

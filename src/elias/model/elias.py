@@ -124,7 +124,7 @@ class EliasModel(nn.Module):
 
     @property
     def n_labels(self) -> int:
-        """Return L."""
+        """Return L, the number of labels."""
         return self.graph.n_labels
 
     @torch.no_grad()

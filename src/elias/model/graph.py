@@ -59,7 +59,7 @@ class LabelGraph(nn.Module):
 
     @property
     def n_clusters(self) -> int:
-        """Return C."""
+        """Return C, the number of clusters."""
         return len(self.edge_labels)
 
     @property

@@ -10,13 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_token, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, errors, get_token, snapshot_download
 
 import elias
 from elias.config import ResolvedConfig
@@ -126,16 +120,16 @@ def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]
     """Convert errors of huggingface_hub to a `ModelError` that says how to fix them."""
     try:
         yield
-    except (OSError, HFValidationError) as error:  # base classes of all huggingface_hub errors
+    except (OSError, errors.HFValidationError) as error:  # base classes of all errors of the hub
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, GatedRepoError):
+        if isinstance(error, errors.GatedRepoError):
             reason = f"access is restricted; request it on the model's page, then {_LOG_IN}"
-        elif isinstance(error, RepositoryNotFoundError):
+        elif isinstance(error, errors.RepositoryNotFoundError):
             reason = f"{failure}, and the hub has no such repository; check the name, and if "
             reason += f"it is private, {_LOG_IN}"
-        elif isinstance(error, RevisionNotFoundError):
+        elif isinstance(error, errors.RevisionNotFoundError):
             reason = f"the repository has no revision {revision!r}; give a branch, tag or commit"
-        elif isinstance(error, HFValidationError):
+        elif isinstance(error, errors.HFValidationError):
             reason = f"not a valid hub name ({quoted(error)}); give a name such as user/model"
         elif status in (401, 403):
             reason = f"the hub denies access ({status}): the token lacks permission; {_LOG_IN}"

@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from elias.errors import DataError, ModelError
+from elias.errors import DataError, ModelError, check_strings
 from elias.predictions import PADDING_SCORE, Predictions, Ranking
 from elias.text.vectorizer import Featurizer, weigh_terms, words_of
 
@@ -116,11 +116,7 @@ class OnnxModel:
         """
         if isinstance(texts, str):
             return self.predict([texts], top_k=top_k, batch_size=batch_size)[0]
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise DataError(
-                    f"texts[{i}] is {type(text).__name__}, not a string; convert it to a string"
-                )
+        check_strings("texts", texts)
         if not 1 <= top_k <= self.top_k:
             raise DataError(
                 f"top_k must be from 1 to {self.top_k}, not {top_k}; give another, or export the "

@@ -5,47 +5,34 @@ The values shown are computed here. The template ``report.html.j2`` has the mark
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from scipy.sparse import csr_matrix
 
 import elias
 from elias.data import load_corpus
+from elias.data.corpus import Corpus, Split
 from elias.data.load import READING_OPTIONS, reading_options
 from elias.data.splits import repeat_hold_out, validation_split
 from elias.data.stats import PERCENTILES, corpus_stats
 from elias.errors import DataError, RunError
+from elias.inference.explain import Explanation
 from elias.inference.predict import split_inputs
 from elias.inference.predictor import Elias
-from elias.metrics import (
-    MIN_GROUP,
-    f1_metrics,
-    frequency_groups,
-    large_groups,
-    metrics_by_labels,
-    per_label,
-)
+from elias.metrics import MIN_GROUP, frequency_groups, large_groups, per_label
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
+from elias.predictions import Predictions
 from elias.progress import seconds
 from elias.report import statistics
 from elias.report.plots import Axis, Plot, colour, number, scatter_plot, text
-from elias.report.statistics import ASSIGNED, RECALL_AT, THRESHOLDS
+from elias.report.statistics import Array, Ints
 from elias.rerank.probabilities import ECE_AT, PROBABILITIES, Probabilities, reliability
 from elias.training.run import REPORT_FILE, RunRecords, read_partition, read_records, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from scipy.sparse import csr_matrix
-
-    from elias.data.corpus import Corpus, Split
-    from elias.inference.explain import Explanation
-    from elias.predictions import Predictions
-    from elias.report.statistics import Array, Ints, LabelMap, LabelMaps
-
 
 COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}
 """Titles of the components after the last stage."""
@@ -60,7 +47,7 @@ TOP_K = 5
 N_PATHS = 3
 _LABEL_COLOUR = 4  # red, as in the paper
 _CLUSTER_COLOURS = (0, 2, 3, 1, 5)
-_AT_ASSIGNED = int(np.searchsorted(THRESHOLDS, ASSIGNED))
+_AT_ASSIGNED = int(np.searchsorted(statistics.THRESHOLDS, statistics.ASSIGNED))
 _REMEDY = "give the corpus that the run was trained on"
 
 
@@ -330,9 +317,9 @@ def recall_values(
         for name, recall in recalls.items()
     }
     added = {name: recall.by_decile for name, recall in recalls.items()}
-    title = f"Contribution of each label decile to R@{RECALL_AT} (Fig. 5, right)"
+    title = f"Contribution of each label decile to R@{statistics.RECALL_AT} (Fig. 5, right)"
     within = {name: 100 * score.recall for name, score in scores.items()}
-    percent = Axis(f"% among the {RECALL_AT} best", 0.0, 100.0)
+    percent = Axis(f"% among the {statistics.RECALL_AT} best", 0.0, 100.0)
     true_labels = {"true labels": next(iter(scores.values())).pairs}
     quantiles = {name: score.quantiles for name, score in scores.items()}
     kinds, kind = "Scores", "score"
@@ -372,7 +359,7 @@ def group_values(
     assigned = model.assign(predictions) if model.probabilities else None
     tables = {}
     for kind, groups in kinds.items():
-        rows = metrics_by_labels(predictions, split.labels, groups, assigned=assigned)
+        rows = elias.metrics_by_labels(predictions, split.labels, groups, assigned=assigned)
         rows = list(large_groups(rows))[:N_LABELS]
         if rows:
             names = [f"{k}, %" if isinstance(v, float) else k for k, v in rows[0].items()]
@@ -424,7 +411,7 @@ def decision_values(assigned: Predictions, truth: csr_matrix, frequencies: Ints)
         return [row["label"], *counts, *("–" if r is None else f"{100 * r:.1f}" for r in ratios)]
 
     return {
-        "metrics": f1_metrics(assigned, truth),
+        "metrics": elias.f1_metrics(assigned, truth),
         "missed": [cells(row) for row in missed if row["hits"] < row["test_count"]],
         "worst": [cells(row) for row in worst],
         "min_points": MIN_TEST_POINTS,
@@ -449,12 +436,12 @@ def _reliability_values(predictions: Predictions, truth: csr_matrix) -> dict[str
 
 def size_values(edges: csr_matrix, best: Ints) -> dict[str, Any]:
     """Return histograms of the labels and of the points per cluster, with at most 24 bars."""
-    labels = (edges > ASSIGNED).getnnz(axis=1)
+    labels = (edges > statistics.ASSIGNED).getnnz(axis=1)
     points = np.bincount(best, minlength=len(labels))
     axis = f"points that prefer the cluster, of {len(best):,}"
     values = {}
     for key, title, label, sizes in (
-        ("labels", "Labels per cluster", f"labels with ŝ > {ASSIGNED}", labels),
+        ("labels", "Labels per cluster", f"labels with ŝ > {statistics.ASSIGNED}", labels),
         ("points", "Training points per cluster", axis, points),
     ):
         plot = Plot(title, Axis(label), Axis("clusters", low=0.0))
@@ -478,8 +465,8 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
     above = statistics.shares_above(edges.data)
     histogram = Plot("Histogram of edge scores", Axis("edge score ŝ"), Axis("% of edges", low=0.0))
     steps = np.append(above[::5], 0.0)
-    histogram.histogram(-100 * np.diff(steps), np.append(THRESHOLDS[::5], 1.0))
-    means = statistics.clusters_per_label(edges, frequencies, (0.1, ASSIGNED, 0.5))
+    histogram.histogram(-100 * np.diff(steps), np.append(statistics.THRESHOLDS[::5], 1.0))
+    means = statistics.clusters_per_label(edges, frequencies, (0.1, statistics.ASSIGNED, 0.5))
     groups = {f"ŝ > {threshold:g}": mean for threshold, mean in means.items()}
     title, axis = "Clusters per label by decile (Fig. 7b)", Axis("clusters, mean", low=0.0)
     values = {
@@ -489,7 +476,7 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
         "by_rank": Figure(by_rank, ["rank", "mean ŝ"], rows),
         "histogram": Figure(histogram),
         "clusters": _decile_figure(title, axis, groups),
-        "n_clusters": means[ASSIGNED][np.isfinite(means[ASSIGNED])],
+        "n_clusters": means[statistics.ASSIGNED][np.isfinite(means[statistics.ASSIGNED])],
     }
     if partition is not None:
         stage1 = 100 * statistics.stage1_edges_above(edges, partition)
@@ -497,17 +484,17 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
         percent = Axis("% above the threshold", 0.0, 100.0)
         plot = Plot("Stage 1 edges in the learned graph (Fig. 7a)", axis, percent)
         thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # thresholds of Table 9, and 0
-        shown = np.searchsorted(THRESHOLDS, thresholds).tolist()
+        shown = np.searchsorted(statistics.THRESHOLDS, thresholds).tolist()
         curves = {"stage 1 edges": stage1, "all edges": 100 * above}
-        values["stage1"] = _curve_figure(plot, "threshold", THRESHOLDS, curves, shown)
+        values["stage1"] = _curve_figure(plot, "threshold", statistics.THRESHOLDS, curves, shown)
         values |= {"stage1_stored": stage1[0], "stage1_assigned": stage1[_AT_ASSIGNED]}
     return values
 
 
-def map_values(maps: LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
+def map_values(maps: statistics.LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
     """Return t-SNE maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9)."""
 
-    def panel(shown: LabelMap) -> dict[str, Any]:
+    def panel(shown: statistics.LabelMap) -> dict[str, Any]:
         name = label_names[shown.label]
         names = [f"cluster {cluster}" for cluster in shown.clusters]
         groups = [*zip(names, _CLUSTER_COLOURS, shown.cluster_points, strict=False)]

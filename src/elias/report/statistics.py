@@ -5,32 +5,28 @@ The edges of a graph are given as a CSR matrix (C, L) of their scores ŝ_{c,ℓ}
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csc_matrix, csr_matrix, vstack
 
+from elias.data.corpus import Split
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
 from elias.model.batched import embed_all
+from elias.model.elias import EliasModel
+from elias.model.graph import LabelGraph
+from elias.predictions import Predictions
 from elias.progress import track
 from elias.rerank.reranker import relevant_candidates
 from elias.rerank.sparse_ranker import unit_embedding
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.data.corpus import Split
-    from elias.model.elias import EliasModel
-    from elias.model.graph import LabelGraph
-    from elias.predictions import Predictions
-
-    Array = NDArray[np.float64]
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float32]
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 ASSIGNED = 0.25
 """Score above which a label or a point counts as a member of a cluster (§D of the paper)."""

@@ -179,11 +179,11 @@ class AddedLabels:
     def expecting(
         self, n_relevant: float, embedding: NDArray[np.float32], texts: Sequence[str]
     ) -> AddedLabels:
-        """Return a copy for texts of which ``n_relevant`` labels are expected to be relevant.
+        """Return a copy with shifted log-odds, given the mean number of relevant labels per text.
 
-        The constants of this module and ``n_relevant`` are two estimates. The log-odds are moved
-        half of the way from the first to the second. Embeddings and texts are as in
-        `probabilities`.
+        The constants of this module already give an estimate of this mean, and ``n_relevant`` is a
+        second one. The shift goes half of the way from the first to the second. Embeddings and
+        texts are as in `probabilities`.
         """
         n_texts = min(len(texts), max(1, _CELLS // max(1, len(self))))
         log_odds = self.log_odds(embedding[:n_texts], texts[:n_texts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,14 +11,11 @@ from fastapi.routing import APIRoute
 
 import elias
 from elias.serve.annif import add_annif_routes
+from elias.serve.backend import Backend
 from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
 from elias.serve.schemas import HANDLED, handle_exception
 from elias.serve.settings import MAX_EXPLAINED, ServeSettings
-
-if TYPE_CHECKING:
-    from elias.serve.backend import Backend
-
 
 _DESCRIPTION = (
     "Ranked labels for texts, with explanations. Every error has the form "

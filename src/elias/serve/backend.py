@@ -8,10 +8,11 @@ import gc
 import logging
 import math
 import time
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,15 +20,10 @@ from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
 from elias.inference.explain import Explanation, GraphView, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
+from elias.labels import LabelTable
 from elias.serve.prometheus import ServerMetrics
 from elias.serve.schemas import RequestError
 from elias.serve.settings import MAX_LABELS, ServeSettings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from elias.labels import LabelTable
-
 
 logger = logging.getLogger(__name__)
 

@@ -17,22 +17,17 @@ import re
 import secrets
 import time
 import traceback
+from collections.abc import Container
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from elias.errors import escape_controls
+from elias.serve.backend import Backend
+from elias.serve.prometheus import ServerMetrics
 from elias.serve.schemas import NOT_JSON, RequestError, error_response
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from elias.serve.backend import Backend
-    from elias.serve.prometheus import ServerMetrics
-
 
 access = logging.getLogger("elias.access")
 LOG_FIELDS = "elias.log_fields"

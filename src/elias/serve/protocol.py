@@ -10,16 +10,13 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from elias.serve.prometheus import ServerMetrics
 from elias.serve.schemas import raw_response
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
-
-if TYPE_CHECKING:
-    from elias.serve.prometheus import ServerMetrics
-
 
 logger = logging.getLogger(__name__)
 

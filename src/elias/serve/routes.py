@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 
 import elias
+from elias.inference.explain import GraphView
 from elias.inference.predictor import TOP_K
 from elias.serve import schemas
 from elias.serve.backend import Backend, Job, Result, ServedModel
 from elias.serve.middleware import LOG_FIELDS
 from elias.serve.schemas import RequestError, error_schemas
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
-
-if TYPE_CHECKING:
-    from elias.inference.explain import GraphView
-
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 N_DESCRIBING = 3
@@ -87,7 +84,7 @@ async def compute(backend: Backend, job: Job, max_inputs: int, request: Request)
     if backend.settings.log_texts:
         fields["texts"] = job.texts
     if job.label is not None:
-        _check_label(backend.served, job.label)
+        _check_id("label", job.label, backend.served.model.n_labels)
     result = asyncio.ensure_future(backend.submit(job))
     disconnect = asyncio.ensure_future(_disconnected(request))
     timeout = backend.settings.limits.timeout
@@ -203,7 +200,7 @@ def _index_routes(backend: Backend) -> APIRouter:
         """Return a label and its clusters."""
         served = backend.served
         graph = _graph(served, member)
-        _check_label(served, label_id)
+        _check_id("label", label_id, served.model.n_labels)
         edges = graph.clusters(label_id)
         clusters = []
         for cluster, score in edges[start : start + limit]:
@@ -226,10 +223,7 @@ def _index_routes(backend: Backend) -> APIRouter:
         """Return a cluster and its labels."""
         served = backend.served
         graph = _graph(served, member)
-        if cluster_id >= graph.n_clusters:
-            last = graph.n_clusters - 1
-            message = f"there is no cluster {cluster_id}; cluster ids go from 0 to {last}"
-            raise RequestError(404, message)
+        _check_id("cluster", cluster_id, graph.n_clusters)
         edges = graph.labels(cluster_id)
         labels = [
             schemas.LabelEdge(id=i, label=served.name(i), uri=served.uri(i), edge_score=score)
@@ -249,16 +243,15 @@ def _check_query(request: Request) -> None:
 
 
 def _graph(served: ServedModel, member: int) -> GraphView:
-    last = len(served.graphs) - 1
-    if member > last:
-        raise RequestError(404, f"there is no member {member}; members go from 0 to {last}")
+    _check_id("member", member, len(served.graphs))
     return served.graphs[member]
 
 
-def _check_label(served: ServedModel, label: int) -> None:
-    last = served.model.n_labels - 1
-    if label > last:
-        raise RequestError(404, f"there is no label {label}; label ids go from 0 to {last}")
+def _check_id(what: str, number: int, count: int) -> None:
+    """Raise an error if the model does not have this label, cluster or member."""
+    if number >= count:
+        message = f"there is no {what} {number}; {what} ids go from 0 to {count - 1}"
+        raise RequestError(404, message)
 
 
 def _hit(served: ServedModel, label: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedStage
     from elias.model.encoder import TextEncoder
 
-EPOCHS = {"bag": 10, "transformer": 20}
+EPOCHS = 10
 MAX_STEPS = {"bag": 20_000, "transformer": 5_000}
 """Maximum number of steps. With many points there are fewer epochs, but at least one."""
 MAX_BATCH_SIZE, MAX_BATCH_TOKENS = 1024, 1 << 15
@@ -55,7 +55,6 @@ NEAR_TEXTS = True
 GROUP_SIZE = 8
 """Approximate number of texts in a group of near texts."""
 EPOCHS_PER_GROUPING = 5
-_PARTS = 4  # a transformer encodes a batch in parts of similar lengths, to pad less
 
 
 def train_by_contrast(
@@ -79,12 +78,12 @@ def train_by_contrast(
     kind = "bag" if encoder.uses_numba else "transformer"
     batch_size = contrast_batch_size(encoder, tokens, stage.batch_size)
     per_epoch = n_batches(len(tokens), batch_size)
-    n_epochs = max(1, min(EPOCHS[kind], MAX_STEPS[kind] // per_epoch))
+    n_epochs = max(1, min(EPOCHS, MAX_STEPS[kind] // per_epoch))
     first_near = -(-n_epochs // 3) if NEAR_TEXTS else n_epochs
     n_steps = n_epochs * per_epoch
     model = OneVsAll(encoder, 1)  # only the encoder has gradients
     optimizer = Optimizer(model, stage)
-    sampler = PairSampler(points, label_texts, rng, n_parts=1 if kind == "bag" else _PARTS)
+    sampler = PairSampler(points, label_texts, rng)
     title = "Contrastive training on label texts"
     with progress(title, n_steps) as advance, torch_on_one_thread(model):
         for epoch in range(n_epochs):
@@ -144,10 +143,8 @@ def grouped_batches(
 class Pairs(Batch):
     """A batch of B texts and the texts of m labels, one sampled for each text."""
 
-    parts: tuple[TokenBatch, ...]
-    """The B + m texts in parts, which are encoded one after the other."""
-    positions: Tensor
-    """(B + m,) position of each text, followed by that of each label text, in ``parts``."""
+    tokens: TokenBatch
+    """The B texts, followed by the m texts of labels."""
     relevant: Tensor
     """(B, m) whether each text has each label."""
     sampled: Tensor
@@ -159,19 +156,16 @@ class Pairs(Batch):
 
     def loss(self, encoder: TextEncoder) -> Tensor:
         """Return the `contrast_loss`."""
-        embedding = torch.cat([encoder(part).float() for part in self.parts])
-        return contrast_loss(embedding.index_select(0, self.positions), self.relevant, self.sampled)
+        return contrast_loss(encoder(self.tokens).float(), self.relevant, self.sampled)
 
 
 class PairSampler:
     """Sample one label of each text, with a probability ∝ 1/√frequency."""
 
-    def __init__(
-        self, points: Points, label_texts: Points, rng: np.random.Generator, n_parts: int
-    ) -> None:
+    def __init__(self, points: Points, label_texts: Points, rng: np.random.Generator) -> None:
         n_labels = points.labels.shape[1]
         self._points, self._label_tokens = points, label_texts.tokens
-        self._rng, self._n_parts = rng, n_parts
+        self._rng = rng
         self._text_of = np.full(n_labels + 1, -1)
         self._text_of[label_texts.labels.indices] = np.arange(len(label_texts.tokens))
         counts = np.bincount(points.labels.indices, minlength=n_labels + 1)
@@ -187,13 +181,9 @@ class PairSampler:
         labels, sampled = np.unique(drawn, return_inverse=True)
         texts = self._label_tokens.take(self._text_of[labels])
         tokens = Tokens.concatenate(self._points.tokens.take(rows), texts)
-        order = np.arange(len(tokens))
-        if self._n_parts > 1:
-            order = np.argsort(tokens.lengths, kind="stable")
         relevant = self._points.labels[rows][:, labels].toarray() > 0
         return Pairs(
-            tuple(collate(tokens, part) for part in np.array_split(order, self._n_parts)),
-            torch.from_numpy(np.argsort(order)),
+            collate(tokens, np.arange(len(tokens))),
             torch.from_numpy(relevant),
             torch.from_numpy(sampled),
         )

@@ -442,7 +442,7 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Let `keep` write a checkpoint, unless gradients wait for an update of the index."""
+        """Call `keep`, which may write a checkpoint, unless there are accumulated gradients."""
         if self.keep is None or self._optimizer.has_pending_gradients:
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"

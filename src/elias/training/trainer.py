@@ -559,7 +559,7 @@ class Trainer:
         self._validated_epoch = 0
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
-            """Return a checkpoint within the stage or, without ``progress``, after the stage."""
+            """Return a checkpoint. Without ``progress``, the stage is finished."""
             state = None if progress is None else progress()
             current = self._snapshot(model, position)
             return full_checkpoint(current, self.device, partition, self.earlier, state)
@@ -695,7 +695,7 @@ class Trainer:
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             if whole.weight.nbytes > _MAX_FILLED * free:
-                logger.warning("the ranker is trained on the CPU, because W_L exceeds GPU memory")
+                logger.warning("the ranker is trained on the CPU, as W_L does not fit on the GPU")
                 return model.to("cpu")
         return model.to(self.device)
 
@@ -704,7 +704,7 @@ class Trainer:
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
         """Return the candidates of a split. If W_L is sharded, all processes must call this.
 
-        They include φ(x) if the ranker or labels beside the index use it later.
+        They include φ(x) if the ranker or labels outside the index use it later.
         """
         rerank = self.config.rerank
         embedding = rerank.embedding if rerank.enabled else "none"

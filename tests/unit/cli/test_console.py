@@ -1,6 +1,7 @@
 import errno
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -16,6 +17,10 @@ METRICS = {
 }
 
 
+def model_with(metadata, components=("stage2", "rerank", "names"), n_labels=1000):
+    return SimpleNamespace(metadata=metadata, components=components, n_labels=n_labels)
+
+
 def printed(capsys, *renderables):
     console.print_out(*renderables)
     return capsys.readouterr().out.splitlines()
@@ -24,15 +29,20 @@ def printed(capsys, *renderables):
 def test_an_ensembles_table_says_whose_the_other_rows_are(capsys):
     metadata = {"metrics": {**METRICS, "ensemble": METRICS["stage1"]}}
 
-    assert "show its first member" in printed(capsys, *console.stage_table(metadata, "test"))[0]
-    shown = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
+    assert (
+        "show its first member"
+        in printed(capsys, *console.stage_table(model_with(metadata), "test"))[0]
+    )
+    shown = printed(capsys, *console.stage_table(model_with({"metrics": METRICS}), "test"))
     assert "member" not in shown[0]
 
 
 def test_components_that_the_model_was_saved_without_are_named(capsys):
     metadata = {"metrics": {**METRICS, "rerank": METRICS["stage1"], "names": METRICS["stage1"]}}
 
-    shown = printed(capsys, *console.stage_table(metadata, "test", ["stage2", "rerank"]))
+    shown = printed(
+        capsys, *console.stage_table(model_with(metadata, ["stage2", "rerank"]), "test")
+    )
 
     assert shown[0] == "On the test split, in percent (+ label names: not saved):"
 
@@ -41,15 +51,15 @@ def test_the_heading_of_the_stage_table_says_how_certain_the_metrics_are(capsys)
     metrics = {"stage1": {"test": {"P@1": 50.0}}, "rerank": {"test": {"P@1": 25.0}}}
     metadata = {"metrics": metrics, "data": {"splits": {"test": {"points": 20}}}}
 
-    lines = printed(capsys, *console.stage_table(metadata, "test"))
-    of_one_label = printed(capsys, *console.stage_table(metadata, "test", n_labels=1))
+    lines = printed(capsys, *console.stage_table(model_with(metadata), "test"))
+    of_one_label = printed(capsys, *console.stage_table(model_with(metadata, n_labels=1), "test"))
 
     assert lines[0] == "On the test split (20 points, standard error of P@1 9.7), in percent:"
     assert of_one_label[0] == "On the test split (20 points), in percent:"
 
 
 def test_the_stage_table_fits_80_columns(capsys):
-    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
+    lines = printed(capsys, *console.stage_table(model_with({"metrics": METRICS}), "test"))
 
     assert max(map(len, lines)) <= 80
     assert lines[-3].split() == ["stage2", *["99.99"] * 10]
@@ -57,13 +67,15 @@ def test_the_stage_table_fits_80_columns(capsys):
 
 
 def test_a_metric_that_was_not_measured_is_left_blank(capsys):
-    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "validation"))
+    lines = printed(capsys, *console.stage_table(model_with({"metrics": METRICS}), "validation"))
 
     assert lines[-3].split() == ["stage2", "3.00"]
 
 
 def test_metrics_that_are_the_same_for_every_ranking_are_left_out(capsys):
-    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test", n_labels=4))
+    lines = printed(
+        capsys, *console.stage_table(model_with({"metrics": METRICS}, n_labels=4), "test")
+    )
 
     assert lines[1].split() == ["P@1", "P@3", "nDCG@5", "PSP@1", "PSP@3"]
 
@@ -72,9 +84,8 @@ def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):
     shares = {"micro-precision": 40.0, "micro-recall": 30.0, "micro-F1": 34.29}
     probabilities = {"f1": {"threshold": 0.25}, "at_threshold": {"test": shares}}
 
-    lines = printed(
-        capsys, *console.stage_table({"metrics": METRICS, "probabilities": probabilities}, "test")
-    )
+    model = model_with({"metrics": METRICS, "probabilities": probabilities})
+    lines = printed(capsys, *console.stage_table(model, "test"))
 
     assert "With the best F1 on held-out points (probability of at least 0.25):" in lines
     assert lines[-2].split() == ["micro", "40.00", "30.00", "34.29"]

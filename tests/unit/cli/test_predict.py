@@ -10,11 +10,6 @@ def test_a_label_with_a_number_for_its_name_is_meant_by_name():
     assert parse_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
 
 
-def test_no_labels_given_means_no_limit():
-    assert parse_labels(None, ["fish"]) is None
-    assert parse_labels([], ["fish"]) is None
-
-
 def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
     fish, law = {"label": "fish", "score": 0.441}, {"label": "law", "score": 0.2}
 

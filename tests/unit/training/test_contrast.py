@@ -102,16 +102,16 @@ def random_points(rng, n_points, n_labels, share):
     return Points(texts, labels), Points(label_texts, own)
 
 
-@given(seed=st.integers(0, 2**31), n_parts=st.integers(1, 5))
-def test_pairs_are_points_with_the_text_of_one_of_their_labels(seed, n_parts):
+@given(seed=st.integers(0, 2**31))
+def test_pairs_are_points_with_the_text_of_one_of_their_labels(seed):
     rng = np.random.default_rng(seed)
     points, label_texts = random_points(rng, 12, 6, 0.3)
     named = label_texts.labels.indices
     truth, rows = points.labels.toarray() > 0, rng.permutation(12)[:7]
 
-    pairs = PairSampler(points, label_texts, rng, n_parts).sample(rows)
+    pairs = PairSampler(points, label_texts, rng).sample(rows)
 
-    ids = torch.cat([part.ids for part in pairs.parts])[pairs.positions].numpy()
+    ids = pairs.tokens.ids.numpy()
     texts, labels, sampled = ids[: len(pairs)], ids[len(pairs) :] - 1000, pairs.sampled.numpy()
     assert texts.tolist() == [row for row in rows if truth[row][named].any()]
     assert set(labels[sampled]) == set(labels) <= set(named)
@@ -123,9 +123,9 @@ def test_rare_labels_are_sampled_more_often():
     labels = csr_matrix(np.array([[1, 1]] + [[1, 0]] * 8, dtype=np.float32))  # frequencies 9, 1
     tokens = Tokens(np.arange(10), np.arange(9, dtype=np.int32))
     label_texts = Points(tokens.part(slice(2)), csr_matrix(np.eye(2)))
-    sampler = PairSampler(Points(tokens, labels), label_texts, np.random.default_rng(0), 1)
+    sampler = PairSampler(Points(tokens, labels), label_texts, np.random.default_rng(0))
 
-    ids = [sampler.sample(np.zeros(1, np.int64)).parts[0].ids[1].item() for _ in range(2000)]
+    ids = [sampler.sample(np.zeros(1, np.int64)).tokens.ids[1].item() for _ in range(2000)]
 
     assert np.mean(ids) == pytest.approx(3 / 4, abs=0.03)  # 1/√1 of 1/√1 + 1/√9
 

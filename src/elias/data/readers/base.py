@@ -279,7 +279,7 @@ def read_label_names(folder: Path) -> list[str] | None:
         return None
     names = read_lines(path)
     if not names:
-        raise data_error(path, "is empty; it should hold one label name per line")
+        raise data_error(path, "is empty; write one label name per line")
     return names
 
 

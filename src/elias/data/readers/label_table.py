@@ -175,7 +175,7 @@ def label_columns(path: Path, names: Sequence[str], language: str | None = None)
 
 
 def choose_language(path: Path, language: str | None, known: Iterable[str]) -> str:
-    """Return the language to read: the given one, or the only one that there is."""
+    """Return the language to read: the given one, or the only one in the file."""
     languages = sorted(known)
     if language in languages:
         return language

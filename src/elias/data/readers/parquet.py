@@ -22,7 +22,7 @@ from elias.data.readers import files
 from elias.data.readers.base import split_alias
 from elias.data.readers.files import data_error
 from elias.data.readers.label_cells import is_missing
-from elias.errors import DataError, quoted
+from elias.errors import DataError, check_strings, quoted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -195,11 +195,7 @@ def list_table(texts: Sequence[str], labels: Any) -> dict[str, list[Any]]:
         raise DataError(f"{problem}; give one item of labels= for each text")
     if not rows:
         raise DataError("texts= is empty; give at least one text")
-    for i, text in enumerate(rows):
-        if not isinstance(text, str):
-            raise DataError(
-                f"texts[{i}] is {type(text).__name__}, not a string; convert it by str()"
-            )
+    check_strings("texts", rows)
     for i, cell in enumerate(cells):
         if isinstance(cell, str) or not hasattr(cell, "__iter__"):
             cell = [] if is_missing(cell) else [cell]

@@ -495,7 +495,7 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
     format_name = kind.astype("U").item()
     if format_name not in _FORMATS:
         names = ", ".join(_FORMATS)
-        raise ValueError(f"format {format_name!r} is not one of {names}; convert it by tocsr()")
+        raise ValueError(f"format {format_name!r} is not one of {names}; convert it with tocsr()")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
         raise ValueError("its shape is not a pair of non-negative integers")
     n_entries = shapes.get("indices", shapes.get("row"))
