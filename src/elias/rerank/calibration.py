@@ -505,7 +505,7 @@ class LabelNames:
 
     def propose(
         self,
-        features: csr_matrix,
+        features: csr_matrix | Rows,
         candidates: NDArray[np.integer[Any]],
         allowed: NDArray[np.bool_],
         count: int = N_PROPOSED,
@@ -528,13 +528,15 @@ class LabelNames:
         [[0, 3]]
         """
         n_labels = len(self.starts) - 1
-        out = np.full((features.shape[0], min(count, n_labels)), n_labels)
+        out = np.full((len(candidates), min(count, n_labels)), n_labels)
         known = np.ascontiguousarray(candidates)  # numba would compile again for slices
         arrays = (as_rows(features), self._labels_of_features, known, allowed, out)
         run_on_points(_propose, (n_labels, np.float32), "Proposing labels", *arrays)
         return out
 
-    def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
+    def overlap(
+        self, features: csr_matrix | Rows, candidates: NDArray[np.integer[Any]]
+    ) -> NameOverlap:
         """Return the overlap of each text with the names of its candidates.
 
         The overlap is 0 for padding and for names without features.
