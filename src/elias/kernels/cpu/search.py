@@ -434,13 +434,35 @@ def rank_beams(
     Ties are ordered by label id. Empty slots hold label L and p = 0. ``blocked`` labels are
     excluded.
     """
-    n_rows, n_labels = len(embedding), len(weight)
-    excluded = torch.zeros(0, dtype=torch.bool) if blocked is None else blocked
-    index = _Index(edges, weight.detach().numpy(), bias.detach().numpy(), excluded.numpy())
+    labels, p = rank_rows(
+        (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy()),
+        edges,
+        weight.detach().numpy(),
+        bias.detach().numpy(),
+        None if blocked is None else blocked.numpy(),
+        shortlist_size=shortlist_size,
+        top_k=top_k,
+    )
+    return torch.from_numpy(labels), torch.from_numpy(p)
+
+
+def rank_rows(
+    points: tuple[Array, Array, Array],
+    edges: OrderedEdges,
+    weight: Array,
+    bias: Array,
+    blocked: Array | None,
+    *,
+    shortlist_size: int,
+    top_k: int,
+) -> tuple[Array, Array]:
+    """Return the result of `rank_beams`. ``points`` holds the embedding, beam and beam_log."""
+    n_rows, n_labels = len(points[0]), len(weight)
+    index = _Index(edges, weight, bias, np.zeros(0, dtype=np.bool_) if blocked is None else blocked)
     width = min(top_k, shortlist_size, n_labels)
     labels = np.full((n_rows, width), n_labels, dtype=np.int64)
     log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
-    arrays = (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy(), index)
+    arrays = (*points, index)
     sizes, out = (shortlist_size, _FIRST_PATHS), (labels, log_p)
     if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
         scratch = getattr(_thread, "scratch", None)
@@ -454,7 +476,29 @@ def rank_beams(
 
         spans = split_range(n_rows, -(-n_rows // (4 * numba.get_num_threads())))
         list(thread_map(rank_some, spans, lambda: _new_scratch(n_labels)))
-    return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
+    torch.from_numpy(log_p).exp_()  # in place; torch and numpy round differently
+    return labels, log_p
+
+
+@njit(cache=True, nogil=True)
+def find_beams(
+    embedding: Array, weight: Array, bias: Array, log_alpha: float, beam: Array, beam_log: Array
+) -> None:
+    """Write the best clusters of a few points, and their unsaturated log scores (Eq. 1)."""
+    logits = np.empty(weight.shape[0], np.float32)
+    for row in range(embedding.shape[0]):
+        highest = EMPTY
+        for c in range(weight.shape[0]):
+            logits[c] = dot(weight[c], embedding[row]) + bias[c]
+            highest = max(highest, logits[c])
+        total = np.float32(0)
+        for c in range(weight.shape[0]):
+            total += np.exp(logits[c] - highest)
+        beam[row], beam_log[row] = weight.shape[0], EMPTY
+        for c in range(weight.shape[0]):
+            log_share = logits[c] - highest - np.log(total)
+            _insert(beam[row], beam_log[row], c, np.float32(log_alpha + log_share))
+        _sort_heap(beam[row], beam_log[row])
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
