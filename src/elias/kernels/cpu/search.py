@@ -179,7 +179,7 @@ def kth_lowest(values: Array, k: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
-    """Return the negated log scores of every 16th path of a row, for `score_threshold`."""
+    """Return the negated log scores of every 16th path of a row, for `score_thresholds`."""
     n_clusters, n_edges = ordered.logs.shape
     sample = np.empty(beam.shape[0] * (n_edges // _STRIDE + 1), dtype=np.float32)
     count = 0
@@ -195,12 +195,21 @@ def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def score_threshold(sample: Array, n_paths: int) -> np.float32:
-    """Return a score that about ``n_paths`` paths of a row reach, or -inf to select all paths."""
-    if n_paths // _STRIDE >= sample.shape[0]:
-        return EMPTY
-    threshold: np.float32 = -kth_lowest(sample, n_paths // _STRIDE)
-    return threshold
+def score_thresholds(sample: Array, n_paths: int) -> Array:
+    """Return scores that about ``n_paths``, twice, four times … as many paths of a row reach.
+
+    The last one is -inf, which selects all paths. Finding the last ones first sorts the sample
+    roughly, so that each of the others is found among half as many paths.
+    """
+    n_rounds = 0
+    while n_paths << n_rounds < sample.shape[0] * _STRIDE:
+        n_rounds += 1
+    thresholds = np.empty(n_rounds + 1, np.float32)
+    thresholds[n_rounds], end = EMPTY, sample.shape[0]
+    for i in range(n_rounds - 1, -1, -1):
+        k = (n_paths << i) // _STRIDE
+        thresholds[i], end = -kth_lowest(sample[:end], k), k + 1
+    return thresholds
 
 
 @njit(cache=True, nogil=True)
@@ -324,15 +333,12 @@ def _reach(
 ) -> int:
     """Walk a row's paths, best first, until ``n_keep`` labels are reached or no path is left."""
     walked[:] = 0
-    sample = sample_paths(beam, beam_log, ordered)
     nothing = np.empty(0, dtype=np.bool_)
     n_reached = ZERO
-    n_paths = n_keep + n_keep // 2
-    threshold = np.float32(np.inf)
-    while n_reached < n_keep and threshold != EMPTY:
-        threshold = score_threshold(sample, n_paths)
+    for threshold in score_thresholds(sample_paths(beam, beam_log, ordered), n_keep + n_keep // 2):
         n_reached = walk(beam, beam_log, ordered, threshold, walked, best, n_reached, nothing)
-        n_paths *= 2
+        if n_reached >= n_keep:
+            break
     return n_reached
 
 
@@ -553,12 +559,8 @@ def _choose(
     shortlist_size, n_first = sizes
     best, sample = scratch.best, sample_paths(beam[0], beam[1], index.edges)
     top, top_log = out
-    n_top = top.shape[0]
     done, n_reached = ZERO, ZERO
-    n_paths = max(n_first, n_top)
-    threshold = np.float32(np.inf)
-    while done < shortlist_size and threshold != EMPTY:
-        threshold = score_threshold(sample, n_paths)
+    for threshold in score_thresholds(sample, max(n_first, top.shape[0])):
         n_reached = walk(
             beam[0], beam[1], index.edges, threshold, walked, best, n_reached, index.blocked
         )
@@ -572,9 +574,8 @@ def _choose(
             if min(logit, _SATURATED) + path_log >= top_log[0]:  # log σ(z) never exceeds min(z, 0)
                 _insert(top, top_log, label, _log_sigmoid(logit) + path_log)
         done += take
-        if top_log[0] >= threshold:
+        if top_log[0] >= threshold or done == shortlist_size:
             break
-        n_paths *= 2
     _sort_heap(top, top_log)
     return n_reached
 
