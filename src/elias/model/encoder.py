@@ -121,9 +121,9 @@ class BagEncoder(TextEncoder):
 
     def arrays(self) -> tuple[NDArray[np.float32], ...]:
         """Return the weights as `elias.kernels.cpu.embed_bags` reads them, without copies."""
-        layers = (self.widen, self.narrow, self.norm)
-        tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
-        return tuple(tensor.detach().numpy() for tensor in (self.vectors, *tensors))
+        widen, narrow, norm = self.widen, self.narrow, self.norm
+        layers = (widen.weight, widen.bias, narrow.weight, narrow.bias, norm.weight, norm.bias)
+        return tuple(tensor.detach().numpy() for tensor in (self.vectors, *layers))
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each text."""

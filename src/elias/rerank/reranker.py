@@ -416,10 +416,12 @@ class Reranker:
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
-        # for γ > 1 use the root of p·q^γ, which gives the same ranking and does not underflow
-        product = p ** np.float32(min(1, 1 / self.sharpness))
-        q **= np.float32(min(self.sharpness, 1))
-        product *= q
+        product = p
+        if self.sharpness != 1:
+            # for γ > 1 use the root of p·q^γ, which gives the same ranking and does not underflow
+            product = p ** np.float32(min(1, 1 / self.sharpness))
+            q **= np.float32(min(self.sharpness, 1))
+        product = product * q
         scores, factors = {}, {"ranker_score": q}
         for name in components:
             final = product
