@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
-from elias.rerank.sparse_ranker import Array, RankerFeatures, Rows, as_rows, run_on_points
+from elias.rerank.sparse_ranker import (
+    Array,
+    RankerFeatures,
+    Rows,
+    as_rows,
+    read_first,
+    run_on_points,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -572,12 +579,13 @@ def _compare(
     """
     data, columns, starts, _ = rows
     name_starts, name_columns, totals = names
-    n_labels = name_starts.shape[0] - 1
+    n_labels, total = name_starts.shape[0] - 1, np.empty(1, np.int64)
     for row in range(begin, end):
         for j in range(starts[row + 1] - 1, starts[row] - 1, -1):
             column = np.uint64(columns[j])
             bits = words[column >> _5] & _LOW_BITS | _1 << (column & _31)
             words[column >> _5] = np.uint64(j) << _32 | bits
+        read_first(candidates[row], name_starts, name_columns, total)
         for k in range(candidates.shape[1]):
             label = candidates[row, k]
             shared, covered, whole = 0.0, 0.0, 0.0

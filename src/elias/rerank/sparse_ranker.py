@@ -366,6 +366,9 @@ def _score_points(
             if label < n_labels:
                 slots[label] = k + 1
                 totals[k] = biases[label]
+        own = columns[starts[row] : starts[row + 1]]
+        read_first(own, label_starts, labels, positions)
+        read_first(own, label_starts, values, positions)
         for j in range(starts[row], starts[row + 1]):
             low, high = label_starts[columns[j]], label_starts[columns[j] + 1]
             if high - low > 64 and high - low > 4 * n_candidates * np.log2(high - low):
@@ -391,6 +394,19 @@ def _score_points(
         for k in range(n_candidates):
             if candidates[row, k] < n_labels:
                 slots[candidates[row, k]] = 0
+
+
+@njit(cache=True, nogil=True)
+def read_first(rows: Array, starts: Array, values: Array, total: Array) -> None:
+    """Read the first value of some rows, which are far apart in memory.
+
+    The CPU then waits for all of them at once instead of one after the other. The sum is written to
+    ``total`` only because the compiler would otherwise omit the loop.
+    """
+    total[0] = 0
+    for row in rows:
+        if row < starts.shape[0] - 1 and starts[row] < values.shape[0]:
+            total[0] += np.int64(values[starts[row]])
 
 
 @njit(cache=True, nogil=True)
