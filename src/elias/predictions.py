@@ -312,13 +312,17 @@ class Predictions:
         table has ids, and ``probability`` if the predictions have probabilities.
         """
         rankings: list[list[dict[str, Any]]] = []
-        for row in self:
-            columns = {"id": row.ids.tolist(), "label": row.labels, "score": row.scores.tolist()}
+        scores, probabilities = self.scores.tolist(), self.probabilities
+        chances = None if probabilities is None else probabilities.tolist()
+        counts = (self.ids < self.n_labels).sum(axis=1).tolist()
+        for row, all_ids in enumerate(self.ids.tolist()):
+            ids = all_ids[: counts[row]]
+            columns = {"id": ids, "label": map(self.name, ids), "score": scores[row]}
             if self.has_uris:
-                columns["uri"] = list(map(self.uri, columns["id"]))
-            if row.probabilities is not None:
-                columns["probability"] = row.probabilities.tolist()
-            values = zip(*columns.values(), strict=True)
+                columns["uri"] = map(self.uri, ids)
+            if chances is not None:
+                columns["probability"] = chances[row]
+            values = zip(*columns.values(), strict=False)
             rankings.append([dict(zip(columns, value, strict=True)) for value in values])
         return rankings
 

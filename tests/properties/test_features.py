@@ -133,3 +133,13 @@ def test_the_words_of_any_text_are_folded_and_hold_no_space(text):
 
     assert all(word == word.casefold() for word in words)
     assert all(word and not any(character.isspace() for character in word) for word in words)
+
+
+@given(st.text(st.characters(max_codepoint=127)), st.booleans())
+def test_ascii_text_has_the_same_words_alone_and_beside_other_letters(text, symbols):
+    words = words_of(text)  # by another regular expression than text with an accent
+
+    beside = words_of(f"{text} é", symbols=symbols)
+
+    assert beside[: len(words) + 1] == [*words, "é"]
+    assert words_of(text, symbols=symbols) == words + beside[len(words) + 1 :]

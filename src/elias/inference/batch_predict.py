@@ -36,7 +36,7 @@ from elias.text.batches import prefetch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-CHUNK = 2048
+CHUNK = 1024
 """Default number of texts in a chunk. An interruption loses the work on at most three chunks."""
 TEXT = "text"
 """Name of the output column with the text. It is written if no input column is kept."""

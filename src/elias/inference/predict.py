@@ -23,7 +23,7 @@ from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
-from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
+from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all, rank_few
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
@@ -225,8 +225,12 @@ def search(
             n_choices = min(int((~blocked).sum()), MAX_RANKED_CHOICES)
             sizes = SearchSizes(model.graph.n_clusters, max(sizes.shortlist_size, n_choices))
         blocked = blocked[: model.n_labels].to(model.labels.weight.device)
-    is_bag = isinstance(model.encoder, BagEncoder)
-    few = len(tokens.offsets) <= FEW_TEXTS + 1 if is_bag else len(tokens.ids) <= FEW_TOKENS
+    encoder, weight = model.encoder, model.labels.weight
+    few = len(tokens.ids) <= FEW_TOKENS
+    if isinstance(encoder, BagEncoder):
+        few = len(tokens.offsets) <= FEW_TEXTS + 1
+        if few and model.labels.whole and weight.is_cpu and not model.training:
+            return rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
     ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):
         while True:

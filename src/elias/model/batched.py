@@ -9,6 +9,7 @@ copies of a model and saved models do not contain them.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import torch
 
-from elias.kernels import runs_triton
+from elias.kernels import cpu, runs_triton
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from elias.kernels.cuda_graphs import Capture
     from elias.model.elias import EliasModel, SearchSizes
-    from elias.model.encoder import TextEncoder
+    from elias.model.encoder import BagEncoder, TextEncoder
     from elias.text.tokens import Tokens
 
     Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch]
@@ -78,18 +79,7 @@ def rank_all(
     scores = np.zeros((n_texts, width), dtype=np.float32)
     phi = np.empty((n_texts, model.encoder.dim), dtype=np.float32) if embed else None
 
-    use_graphs, is_cpu = model.encoder.capturable, model.labels.weight.is_cpu
-    if is_cpu and not use_graphs and 0 < n_texts <= batch_size:  # a fast path for few texts
-        order = np.argsort(np.diff(tokens.offsets), kind="stable")
-        with evaluating(model):
-            embedding = model.encoder(collate(tokens, order)).float()
-            labels, p = model.rank(embedding, sizes, width, blocked)
-            ids[order], scores[order] = labels.numpy(), p.numpy()
-            if phi is not None:
-                phi[order] = embedding.numpy()
-        scores[ids >= n_labels] = PADDING_SCORE
-        return Candidates(ids, scores, phi)
-
+    use_graphs = model.encoder.capturable
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
@@ -130,6 +120,41 @@ def rank_all(
             write(*pending.popleft())
     scores[ids >= n_labels] = PADDING_SCORE
     return Candidates(ids, scores, phi)
+
+
+def rank_few(
+    model: EliasModel,
+    encoder: BagEncoder,
+    tokens: Tokens,
+    sizes: SearchSizes,
+    top_k: int,
+    blocked: Tensor | None = None,
+) -> Candidates:
+    """Return `rank_all` for a few texts with a bag encoder on a CPU, and their embeddings.
+
+    The operations of torch would take longer to call than to run. Scores differ by rounding.
+    """
+    assert tokens.weights is not None
+    n_texts, n_labels, n_clusters = len(tokens.offsets) - 1, model.n_labels, model.graph.n_clusters
+    embedding = np.empty((n_texts, encoder.dim), dtype=np.float32)
+    beam = np.empty((n_texts, min(sizes.beam_size, n_clusters)), dtype=np.int64)
+    beam_log = np.empty(beam.shape, dtype=np.float32)
+    with torch.inference_mode():
+        ids, weights = tokens.ids.astype(np.int64), np.array(tokens.weights)
+        cpu.embed_bags(ids, tokens.offsets, weights, encoder.arrays(), encoder.norm.eps, embedding)
+        clusters = model.clusters.weight.numpy(), model.clusters.bias.numpy()
+        cpu.find_beams(embedding, *clusters, math.log(model.alpha), beam, beam_log)
+        labels, scores = cpu.rank_rows(
+            (embedding, beam, beam_log),
+            model.graph.ordered_edges(),
+            model.labels.weight.numpy(),
+            model.labels.bias.numpy(),
+            None if blocked is None else blocked.numpy(),
+            shortlist_size=sizes.shortlist_size,
+            top_k=top_k,
+        )
+    scores[labels >= n_labels] = PADDING_SCORE
+    return Candidates(labels, scores, embedding)
 
 
 def embed_all(

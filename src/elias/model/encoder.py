@@ -6,8 +6,10 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elias.config import EncoderConfig, ResolvedEncoder
@@ -118,6 +120,12 @@ class BagEncoder(TextEncoder):
     def table_names(self) -> set[str]:
         """Return the name of the table of word and n-gram vectors."""
         return {"vectors"}
+
+    def arrays(self) -> tuple[NDArray[np.float32], ...]:
+        """Return the weights as `elias.kernels.cpu.embed_bags` reads them, without copies."""
+        widen, narrow, norm = self.widen, self.narrow, self.norm
+        layers = (widen.weight, widen.bias, narrow.weight, narrow.bias, norm.weight, norm.bias)
+        return tuple(tensor.detach().numpy() for tensor in (self.vectors, *layers))
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each text."""

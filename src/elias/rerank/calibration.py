@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
-from elias.rerank.sparse_ranker import Array, RankerFeatures, Rows, as_rows, run_on_points
+from elias.rerank.sparse_ranker import (
+    Array,
+    RankerFeatures,
+    Rows,
+    as_rows,
+    read_first,
+    run_on_points,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -505,7 +512,7 @@ class LabelNames:
 
     def propose(
         self,
-        features: csr_matrix,
+        features: csr_matrix | Rows,
         candidates: NDArray[np.integer[Any]],
         allowed: NDArray[np.bool_],
         count: int = N_PROPOSED,
@@ -528,13 +535,15 @@ class LabelNames:
         [[0, 3]]
         """
         n_labels = len(self.starts) - 1
-        out = np.full((features.shape[0], min(count, n_labels)), n_labels)
+        out = np.full((len(candidates), min(count, n_labels)), n_labels)
         known = np.ascontiguousarray(candidates)  # numba would compile again for slices
         arrays = (as_rows(features), self._labels_of_features, known, allowed, out)
         run_on_points(_propose, (n_labels, np.float32), "Proposing labels", *arrays)
         return out
 
-    def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
+    def overlap(
+        self, features: csr_matrix | Rows, candidates: NDArray[np.integer[Any]]
+    ) -> NameOverlap:
         """Return the overlap of each text with the names of its candidates.
 
         The overlap is 0 for padding and for names without features.
@@ -570,12 +579,13 @@ def _compare(
     """
     data, columns, starts, _ = rows
     name_starts, name_columns, totals = names
-    n_labels = name_starts.shape[0] - 1
+    n_labels, total = name_starts.shape[0] - 1, np.empty(1, np.int64)
     for row in range(begin, end):
         for j in range(starts[row + 1] - 1, starts[row] - 1, -1):
             column = np.uint64(columns[j])
             bits = words[column >> _5] & _LOW_BITS | _1 << (column & _31)
             words[column >> _5] = np.uint64(j) << _32 | bits
+        read_first(candidates[row], name_starts, name_columns, total)
         for k in range(candidates.shape[1]):
             label = candidates[row, k]
             shared, covered, whole = 0.0, 0.0, 0.0

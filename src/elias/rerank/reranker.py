@@ -27,6 +27,7 @@ from elias.rerank.sparse_ranker import (
     RankerFeatures,
     SparseRanker,
     Transform,
+    as_rows,
     relevance,
 )
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.config import RerankConfig
-    from elias.rerank.sparse_ranker import Inputs
+    from elias.rerank.sparse_ranker import Inputs, Rows
 
 
 logger = logging.getLogger(__name__)
@@ -297,7 +298,10 @@ class Reranker:
         return replace(calibrated(np.ones(len(ids), dtype=bool)), cross_fitted=cross_fitted)
 
     def _with_proposed(
-        self, candidates: Candidates, psi: csr_matrix, blocked: NDArray[np.bool_] | None = None
+        self,
+        candidates: Candidates,
+        psi: csr_matrix | Rows,
+        blocked: NDArray[np.bool_] | None = None,
     ) -> Candidates:
         """Append the labels with the most similar names to the candidates, with p = 0.
 
@@ -377,7 +381,7 @@ class Reranker:
         parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = defaultdict(list)
         for start in range(0, max(len(candidates.ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
-            features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
+            features = self.features.rows(inputs[rows]) if psi is None else as_rows(psi[rows])
             head = best = candidates.take(rows, count)
             tail, tail_scores = candidates.ids[rows, count:], candidates.scores[rows, count:]
             if NAMES in components:
@@ -402,7 +406,7 @@ class Reranker:
         return predictions
 
     def scores(
-        self, candidates: Candidates, psi: csr_matrix, components: Collection[str]
+        self, candidates: Candidates, psi: csr_matrix | Rows, components: Collection[str]
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
         """Return the scores (N, k) of the candidates for each component, and their `factors`.
 
@@ -412,10 +416,12 @@ class Reranker:
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
-        # for γ > 1 use the root of p·q^γ, which gives the same ranking and does not underflow
-        product = p ** np.float32(min(1, 1 / self.sharpness))
-        q **= np.float32(min(self.sharpness, 1))
-        product *= q
+        product = p
+        if self.sharpness != 1:
+            # for γ > 1 use the root of p·q^γ, which gives the same ranking and does not underflow
+            product = p ** np.float32(min(1, 1 / self.sharpness))
+            q **= np.float32(min(self.sharpness, 1))
+        product = product * q
         scores, factors = {}, {"ranker_score": q}
         for name in components:
             final = product
@@ -439,7 +445,7 @@ class Reranker:
         ``ranker_score`` is q^γ. ``calibrated_score`` is T, if the reranker has a calibration.
         ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T reads names.
         """
-        return self.scores(candidates, self.features.transform(inputs), self.components[-1:])[1]
+        return self.scores(candidates, self.features.rows(inputs), self.components[-1:])[1]
 
 
 def _is_among(

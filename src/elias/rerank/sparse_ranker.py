@@ -115,6 +115,13 @@ class RankerFeatures:
         matrix.sum_duplicates()
         return matrix
 
+    def rows(self, inputs: Inputs) -> Rows:
+        """Return `transform` as arrays. For one text, building a matrix would take longer."""
+        if self.featurizer is None or not isinstance(inputs, Sequence):
+            return as_rows(self.transform(inputs))
+        starts, ids, weights = self.featurizer.weigh(inputs, unit=True)
+        return weights, ids.view(np.uint32), starts, np.zeros((len(inputs), 0), dtype=np.float32)
+
 
 def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scale each row to length 1. Scaled embeddings are the dense part of ψ(x) (Eq. 16)."""
@@ -238,7 +245,7 @@ class SparseRanker:
 
     def score(
         self,
-        features: csr_matrix,
+        features: csr_matrix | Rows,
         embedding: NDArray[np.float32] | None,
         candidates: NDArray[np.integer[Any]],
     ) -> NDArray[np.float32]:
@@ -250,13 +257,14 @@ class SparseRanker:
             candidates: (N, k) label ids. L is padding, which has a margin of -inf.
         """
         n_labels, n_dense = self.dense_weights.shape
-        if n_dense == 0:
-            embedding = None
-        if not features.has_sorted_indices:  # then sums do not depend on the order
-            features = features.sorted_indices()
-        rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
+        dense = None if embedding is None or n_dense == 0 else unit_embedding(embedding)
+        rows, n_features = as_rows(features, dense), self.weights.shape[0]
         for name, width, trained in (
-            ("features", features.shape[1], self.weights.shape[0]),
+            (
+                "features",
+                n_features if isinstance(features, tuple) else features.shape[1],
+                n_features,
+            ),
             ("embedding", rows[3].shape[1], n_dense),
         ):
             if width != trained:
@@ -282,11 +290,16 @@ def _arrays(matrix: csr_matrix) -> SparseArrays:
     return matrix.data, indices, matrix.indptr.astype(np.int64, copy=False)
 
 
-def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> Rows:
+def as_rows(features: csr_matrix | Rows, dense: NDArray[np.float32] | None = None) -> Rows:
     """Return the features ψ as arrays for the compiled functions.
 
-    Column indices are unsigned, so that numba omits checks for negative indices.
+    Columns are sorted, so that sums do not depend on the order. Their indices are unsigned, so that
+    numba omits checks for negative indices.
     """
+    if isinstance(features, tuple):
+        return features if dense is None else (*features[:3], dense)
+    if not features.has_sorted_indices:
+        features = features.sorted_indices()
     if dense is None:
         dense = np.zeros((features.shape[0], 0), dtype=np.float32)
     return (
@@ -353,6 +366,9 @@ def _score_points(
             if label < n_labels:
                 slots[label] = k + 1
                 totals[k] = biases[label]
+        own = columns[starts[row] : starts[row + 1]]
+        read_first(own, label_starts, labels, positions)
+        read_first(own, label_starts, values, positions)
         for j in range(starts[row], starts[row + 1]):
             low, high = label_starts[columns[j]], label_starts[columns[j] + 1]
             if high - low > 64 and high - low > 4 * n_candidates * np.log2(high - low):
@@ -378,6 +394,19 @@ def _score_points(
         for k in range(n_candidates):
             if candidates[row, k] < n_labels:
                 slots[candidates[row, k]] = 0
+
+
+@njit(cache=True, nogil=True)
+def read_first(rows: Array, starts: Array, values: Array, total: Array) -> None:
+    """Read the first value of some rows, which are far apart in memory.
+
+    The CPU then waits for all of them at once instead of one after the other. The sum is written to
+    ``total`` only because the compiler would otherwise omit the loop.
+    """
+    total[0] = 0
+    for row in rows:
+        if row < starts.shape[0] - 1 and starts[row] < values.shape[0]:
+            total[0] += np.int64(values[starts[row]])
 
 
 @njit(cache=True, nogil=True)

@@ -59,6 +59,7 @@ _MARKS = (
     "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
 )
 _WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
 _PIECE = re.compile(rf"[{_UNSPACED}]|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+|[^\w\s]+|_+")
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
 _SYMBOL = re.compile(r"[^\w\s]")
@@ -76,14 +77,16 @@ def words_of(text: str, *, symbols: bool = False) -> list[str]:
     >>> words_of("東京都")
     ['東', '京', '都', '東京', '京都']
     """
-    words: list[str] = []
-    text = unicodedata.normalize("NFKC", text).casefold()
-    for match in _WORD.findall(text):
-        if _UNSPACED_WORD.match(match):
-            words.extend(match)
-            words.extend(match[i : i + 2] for i in range(len(match) - 1))
-        else:
-            words.append(match)
+    if text.isascii():  # the same words, three times as fast
+        words = _ASCII_WORD.findall(text := text.lower())
+    else:
+        words, text = [], unicodedata.normalize("NFKC", text).casefold()
+        for match in _WORD.findall(text):
+            if _UNSPACED_WORD.match(match):
+                words.extend(match)
+                words.extend(match[i : i + 2] for i in range(len(match) - 1))
+            else:
+                words.append(match)
     if symbols:
         words.extend(filter(_is_symbol, _SYMBOL.findall(text)))
     return words

@@ -7,6 +7,7 @@ tensor that holds the touched rows; `elias.training.optimizer` applies it in pla
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ ZERO: Any = np.int64(0)  # a literal 0 has another type, for which numba would c
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
 _FEW_ROWS = 64  # up to this number of sums, one thread is faster than starting several
+_SQRT_HALF = math.sqrt(0.5)
 _SLOTS_PER_CHUNK = 64  # number of shortlist slots processed for all rows before the next slots
 
 
@@ -257,6 +259,42 @@ def _sum_groups(
             whole += c[positions[j]]
             j += 1
         sums[i] = whole
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def embed_bags(
+    ids: Array,
+    offsets: Array,
+    coefficients: Array,
+    weights: tuple[Array, ...],
+    eps: float,
+    out: Array,
+) -> None:
+    """Write φ(x) of a few bags of words, as `elias.model.encoder.BagEncoder` without dropout.
+
+    ``weights`` holds the vectors, the weight and the bias of both layers, and those of the norm.
+    """
+    vectors, widen, widen_bias, narrow, narrow_bias, norm, norm_bias = weights
+    n_rows, dim = out.shape
+    summed = np.empty((n_rows, dim), np.float32)
+    hidden = np.empty((n_rows, widen.shape[0]), np.float32)
+    _sum_rows(ZERO, n_rows, vectors, ids, offsets, coefficients, summed)
+    for j in range(widen.shape[0]):
+        for row in range(n_rows):
+            z = np.float64(dot(widen[j], summed[row]) + widen_bias[j])
+            hidden[row, j] = 0.5 * z * (1.0 + math.erf(z * _SQRT_HALF))  # GELU
+    for j in range(dim):
+        for row in range(n_rows):
+            out[row, j] = summed[row, j] + dot(narrow[j], hidden[row]) + narrow_bias[j]
+    for row in range(n_rows):
+        mean, variance = 0.0, 0.0
+        for value in out[row]:
+            mean += value / dim
+        for value in out[row]:
+            variance += (value - mean) ** 2 / dim
+        scale = 1.0 / math.sqrt(variance + eps)
+        for j in range(dim):
+            out[row, j] = (out[row, j] - mean) * scale * norm[j] + norm_bias[j]
 
 
 @njit(cache=True, fastmath=FASTMATH)

@@ -179,7 +179,7 @@ def kth_lowest(values: Array, k: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
-    """Return the negated log scores of every 16th path of a row, for `score_threshold`."""
+    """Return the negated log scores of every 16th path of a row, for `score_thresholds`."""
     n_clusters, n_edges = ordered.logs.shape
     sample = np.empty(beam.shape[0] * (n_edges // _STRIDE + 1), dtype=np.float32)
     count = 0
@@ -195,12 +195,21 @@ def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def score_threshold(sample: Array, n_paths: int) -> np.float32:
-    """Return a score that about ``n_paths`` paths of a row reach, or -inf to select all paths."""
-    if n_paths // _STRIDE >= sample.shape[0]:
-        return EMPTY
-    threshold: np.float32 = -kth_lowest(sample, n_paths // _STRIDE)
-    return threshold
+def score_thresholds(sample: Array, n_paths: int) -> Array:
+    """Return scores that about ``n_paths``, twice, four times … as many paths of a row reach.
+
+    The last one is -inf, which selects all paths. Finding the last ones first sorts the sample
+    roughly, so that each of the others is found among half as many paths.
+    """
+    n_rounds = 0
+    while n_paths << n_rounds < sample.shape[0] * _STRIDE:
+        n_rounds += 1
+    thresholds = np.empty(n_rounds + 1, np.float32)
+    thresholds[n_rounds], end = EMPTY, sample.shape[0]
+    for i in range(n_rounds - 1, -1, -1):
+        k = (n_paths << i) // _STRIDE
+        thresholds[i], end = -kth_lowest(sample[:end], k), k + 1
+    return thresholds
 
 
 @njit(cache=True, nogil=True)
@@ -324,15 +333,12 @@ def _reach(
 ) -> int:
     """Walk a row's paths, best first, until ``n_keep`` labels are reached or no path is left."""
     walked[:] = 0
-    sample = sample_paths(beam, beam_log, ordered)
     nothing = np.empty(0, dtype=np.bool_)
     n_reached = ZERO
-    n_paths = n_keep + n_keep // 2
-    threshold = np.float32(np.inf)
-    while n_reached < n_keep and threshold != EMPTY:
-        threshold = score_threshold(sample, n_paths)
+    for threshold in score_thresholds(sample_paths(beam, beam_log, ordered), n_keep + n_keep // 2):
         n_reached = walk(beam, beam_log, ordered, threshold, walked, best, n_reached, nothing)
-        n_paths *= 2
+        if n_reached >= n_keep:
+            break
     return n_reached
 
 
@@ -434,13 +440,35 @@ def rank_beams(
     Ties are ordered by label id. Empty slots hold label L and p = 0. ``blocked`` labels are
     excluded.
     """
-    n_rows, n_labels = len(embedding), len(weight)
-    excluded = torch.zeros(0, dtype=torch.bool) if blocked is None else blocked
-    index = _Index(edges, weight.detach().numpy(), bias.detach().numpy(), excluded.numpy())
+    labels, p = rank_rows(
+        (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy()),
+        edges,
+        weight.detach().numpy(),
+        bias.detach().numpy(),
+        None if blocked is None else blocked.numpy(),
+        shortlist_size=shortlist_size,
+        top_k=top_k,
+    )
+    return torch.from_numpy(labels), torch.from_numpy(p)
+
+
+def rank_rows(
+    points: tuple[Array, Array, Array],
+    edges: OrderedEdges,
+    weight: Array,
+    bias: Array,
+    blocked: Array | None,
+    *,
+    shortlist_size: int,
+    top_k: int,
+) -> tuple[Array, Array]:
+    """Return the result of `rank_beams`. ``points`` holds the embedding, beam and beam_log."""
+    n_rows, n_labels = len(points[0]), len(weight)
+    index = _Index(edges, weight, bias, np.zeros(0, dtype=np.bool_) if blocked is None else blocked)
     width = min(top_k, shortlist_size, n_labels)
     labels = np.full((n_rows, width), n_labels, dtype=np.int64)
     log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
-    arrays = (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy(), index)
+    arrays = (*points, index)
     sizes, out = (shortlist_size, _FIRST_PATHS), (labels, log_p)
     if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
         scratch = getattr(_thread, "scratch", None)
@@ -454,7 +482,29 @@ def rank_beams(
 
         spans = split_range(n_rows, -(-n_rows // (4 * numba.get_num_threads())))
         list(thread_map(rank_some, spans, lambda: _new_scratch(n_labels)))
-    return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
+    torch.from_numpy(log_p).exp_()  # in place; torch and numpy round differently
+    return labels, log_p
+
+
+@njit(cache=True, nogil=True)
+def find_beams(
+    embedding: Array, weight: Array, bias: Array, log_alpha: float, beam: Array, beam_log: Array
+) -> None:
+    """Write the best clusters of a few points, and their unsaturated log scores (Eq. 1)."""
+    logits = np.empty(weight.shape[0], np.float32)
+    for row in range(embedding.shape[0]):
+        highest = EMPTY
+        for c in range(weight.shape[0]):
+            logits[c] = dot(weight[c], embedding[row]) + bias[c]
+            highest = max(highest, logits[c])
+        total = np.float32(0)
+        for c in range(weight.shape[0]):
+            total += np.exp(logits[c] - highest)
+        beam[row], beam_log[row] = weight.shape[0], EMPTY
+        for c in range(weight.shape[0]):
+            log_share = logits[c] - highest - np.log(total)
+            _insert(beam[row], beam_log[row], c, np.float32(log_alpha + log_share))
+        _sort_heap(beam[row], beam_log[row])
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
@@ -509,28 +559,25 @@ def _choose(
     shortlist_size, n_first = sizes
     best, sample = scratch.best, sample_paths(beam[0], beam[1], index.edges)
     top, top_log = out
-    n_top = top.shape[0]
     done, n_reached = ZERO, ZERO
-    n_paths = max(n_first, n_top)
-    threshold = np.float32(np.inf)
-    while done < shortlist_size and threshold != EMPTY:
-        threshold = score_threshold(sample, n_paths)
+    for threshold in score_thresholds(sample, max(n_first, top.shape[0])):
         n_reached = walk(
             beam[0], beam[1], index.edges, threshold, walked, best, n_reached, index.blocked
         )
         take = min(n_reached, shortlist_size) - done
         if take < n_reached - done:
             _keep_some(scratch, done, n_reached, take)
-        for i in range(done, done + take):
+        for i in range(done, done + take):  # without branches, the CPU reads several rows at a time
             label = best.reached[i]
+            scratch.scores[i] = dot(index.weight[label], point) + index.bias[label]
+        for i in range(done, done + take):
+            label, logit = best.reached[i], scratch.scores[i]
             path_log = best.scores[label, 0]
-            logit = dot(index.weight[label], point) + index.bias[label]
             if min(logit, _SATURATED) + path_log >= top_log[0]:  # log σ(z) never exceeds min(z, 0)
                 _insert(top, top_log, label, _log_sigmoid(logit) + path_log)
         done += take
-        if top_log[0] >= threshold:
+        if top_log[0] >= threshold or done == shortlist_size:
             break
-        n_paths *= 2
     _sort_heap(top, top_log)
     return n_reached
 
