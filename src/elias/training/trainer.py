@@ -166,6 +166,10 @@ class Trainer:
         self.candidates: dict[str, Candidates] = {}
         """The candidates of each split in the current stage, with φ(x) if it is used later."""
         self._validated_epoch = 0  # epoch of the validation candidates, 0 if there are none
+        self.featurizer: Featurizer | None = None
+        """Turns label texts into bags of words for clustering, on rank 0."""
+        self.uses_all_label_texts = False
+        """True if all label texts count in centroids, see `_use_all_label_texts`."""
         self.earlier: Checkpoint | None = None
         """Checkpoint of the best finished stage, which is used if later stages are worse."""
 
@@ -227,7 +231,7 @@ class Trainer:
                 lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()}
             )
             bags = bag_of_words(texts, sample.features) if self.world.is_rank0 else (None, None)
-            bow, featurizer = bags
+            bow, self.featurizer = bags
         self.label_points = None
         self.label_texts: Points | None = None
         self.contrast_texts: Points | None = None
@@ -249,7 +253,7 @@ class Trainer:
             labels_per_point,
             self.world,
             self.label_texts,
-            self._label_words(featurizer),
+            self._label_words(self.label_texts),
         )
 
     def _label_points(
@@ -272,12 +276,12 @@ class Trainer:
         self.label_texts = self._texts_of_labels(used, encoder)
         return LabelPoints(self.label_texts.tokens, targets[used], copies[used].astype(np.float64))
 
-    def _label_words(self, featurizer: Featurizer | None) -> csr_matrix | None:
-        """Return bags of words of `label_texts`, or None without label texts or a featurizer."""
-        if self.label_texts is None or featurizer is None:
+    def _label_words(self, label_texts: Points | None) -> csr_matrix | None:
+        """Return bags of words of label texts, or None without label texts or a featurizer."""
+        if label_texts is None or self.featurizer is None:
             return None
-        labels = self.label_texts.labels.indices.tolist()
-        return featurizer.transform(self.corpus.label_table.take(labels).texts())
+        labels = label_texts.labels.indices.tolist()
+        return self.featurizer.transform(self.corpus.label_table.take(labels).texts())
 
     def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
         """Return one point for each of the labels: its text, with the label as the only target."""
@@ -394,12 +398,15 @@ class Trainer:
                 warn_of_unused_settings(self.config, first, before)
         else:
             first = resumed.metadata["position"]
+            if resumed.metadata.get("all_label_texts"):
+                self._use_all_label_texts()
             model = self._rebuild(resumed)
             self.earlier, partition = restore_state(resumed, self.device)
             if "epoch" in resumed.metadata:
                 self._train_stage(model, first, partition, resumed)
             first += 1
-        for position, stage in list(enumerate(self.config.stages))[first:]:
+        for position in range(first, len(self.config.stages)):
+            stage = self._stage(position)
             if stage.learn_graph:
                 model, partition = self._with_learned_graph(model, partition, position)
             else:
@@ -459,13 +466,11 @@ class Trainer:
         has_text[texts.labels.indices] = 1
         if np.mean(self.points.labels @ has_text > 0) < _MIN_COVERED:
             return
+        seed, metric = self.config.member_seed, self.config.eval.select_by
+        message = "contrastive training on label texts: loss %.4f"
         with self.run.timed("contrast"):
             encoder.to(self.device)
             before = self._score_of_centroids() if self._drops_unhelpful else None
-            seed, message = (
-                self.config.member_seed,
-                "contrastive training on label texts: loss %.4f",
-            )
             loss = self.world.broadcast_from_rank0(
                 lambda: train_by_contrast(encoder, self.points, texts, stage, seed)
             )
@@ -475,10 +480,36 @@ class Trainer:
                 return
             after = self._score_of_centroids()
             message += "; %s of the nearest labels on held-out points is %.2f, was %.2f"
+            logger.info(message, loss, metric, after, before)
             if after < before:
-                message += "; the encoder before it is used"
+                logger.info("the encoder before contrastive training is used")
                 encoder.load_state_dict(initial_encoder)
-        logger.info(message, loss, self.config.eval.select_by, after, before)
+            reliable, score = self.initializer, max(before, after)
+            self._use_all_label_texts()
+            with_all = self._score_of_centroids()
+            if with_all > score:
+                logger.info("with all label texts in centroids, %s is %.2f", metric, with_all)
+            else:
+                self.initializer, self.uses_all_label_texts = reliable, False
+
+    def _use_all_label_texts(self) -> None:
+        """Let all label texts count in centroids, not only those that name their labels.
+
+        Classifiers start from these centroids and are kept in later stages, so that they do not
+        lose what the label texts say.
+        """
+        words = self._label_words(self.contrast_texts)
+        self.initializer = replace(
+            self.initializer, label_texts=self.contrast_texts, label_bow=words
+        )
+        self.uses_all_label_texts = True
+
+    def _stage(self, position: int) -> ResolvedStage:
+        """Return the settings of a stage, see `_use_all_label_texts`."""
+        stage = self.config.stages[position]
+        if not self.uses_all_label_texts:
+            return stage
+        return replace(stage, first_classifiers="centroids", keep_labels=True)
 
     def _score_of_centroids(self) -> float:
         """Return the validation metric of ranking labels by the nearest centroid of φ."""
@@ -527,7 +558,7 @@ class Trainer:
 
         A one-vs-all model keeps its classifiers, and its labels are clustered with its encoder.
         """
-        stage = self.config.stages[position]
+        stage = self._stage(position)
         if model is None:
             raise ConfigError(
                 f"stages.{stage.name}.learn_graph: the first stage cannot learn the graph; add a "
@@ -640,7 +671,9 @@ class Trainer:
     def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
         """Return a checkpoint of the model and the score of its stage, without optimizer state."""
         stage = self.config.stages[position]
-        return model_checkpoint(model, position, stage.name, self._score(stage))
+        checkpoint = model_checkpoint(model, position, stage.name, self._score(stage))
+        checkpoint.metadata["all_label_texts"] = self.uses_all_label_texts
+        return checkpoint
 
     def _rebuild(self, checkpoint: Checkpoint) -> EliasModel:
         """Return the model of a checkpoint."""

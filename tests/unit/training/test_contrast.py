@@ -269,5 +269,64 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
         train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
 
     assert kept == [compares]
-    assert ("the encoder before it is used" in caplog.text) == compares
+    assert ("the encoder before contrastive training is used" in caplog.text) == compares
     assert "contrastive training on label texts: loss 1.5000" in caplog.text
+
+
+@pytest.mark.parametrize(("with_all", "is_used"), [(60.1, True), (60.0, False), (40.0, False)])
+def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
+    with_all, is_used, tmp_path, monkeypatch
+):
+    texts, labels = texts_of_two_words()
+    labels = [[other] for _, other in labels]  # a text never has the label that it names
+    scores, seen = iter([50.0, 60.0, with_all]), []
+
+    def stop(self, model, position, *_):
+        seen.append((self._stage(position), self.initializer))
+        raise KeyError
+
+    monkeypatch.setattr(trainer, "train_by_contrast", lambda *_: 1.5)
+    monkeypatch.setattr(trainer, "labels_with_words", lambda names, _: np.arange(len(names)))
+    monkeypatch.setattr(trainer.Trainer, "_score_of_centroids", lambda _: next(scores))
+    monkeypatch.setattr(trainer.Trainer, "_train_stage", stop)
+    settings = {"stages.stage1.first_classifiers": "random", "stages.stage1.keep_labels": False}
+    config = tiny_config(tmp_path, **settings)
+    with pytest.raises(KeyError):
+        train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
+
+    ((stage, initializer),) = seen
+    n_labels = len({name for names in labels for name in names})
+    n_texts = 0 if initializer.label_texts is None else len(initializer.label_texts.tokens)
+    assert (n_texts == n_labels) == is_used
+    n_words = 0 if initializer.label_bow is None else initializer.label_bow.shape[0]
+    assert n_words == n_texts
+    assert (stage.first_classifiers == "centroids") == is_used
+    assert stage.keep_labels == is_used
+
+
+def test_a_resumed_run_keeps_the_choice_of_label_texts(tmp_path, monkeypatch):
+    texts, labels = texts_of_two_words()
+    config, used = tiny_config(tmp_path), []
+    scores = iter([50.0, 60.0, 70.0])
+    init_learned_graph = StageInitializer.init_learned_graph
+
+    def fail(*_):
+        raise KeyError
+
+    def note(self, model, partition, stage, position):
+        used.append((len(self.label_texts.tokens), stage.keep_labels))
+        init_learned_graph(self, model, partition, stage, position)
+
+    def finish():
+        return train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_score_of_centroids", lambda _: next(scores))
+        patch.setattr(StageInitializer, "init_learned_graph", fail)
+        with pytest.raises(KeyError):
+            finish()
+    monkeypatch.setattr(StageInitializer, "init_learned_graph", note)
+
+    finish()
+
+    assert used == [(4, True)]  # two labels share no word with the texts
