@@ -37,7 +37,7 @@ lint: $(VENV)/.installed-dev  ## Run formatting, lint, types and layering
 	$(BIN)/lint-imports
 
 kernels: $(VENV)/.installed-dev
-	$(BIN)/python -m elias.training.compile_loops
+	$(BIN)/python -m elias.training.numba_cache
 
 format: $(VENV)/.installed-dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .

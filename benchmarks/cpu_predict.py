@@ -17,7 +17,7 @@ import torch
 from cpu_setup import write_json
 
 from elias import Elias, EliasConfig
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph

@@ -37,7 +37,7 @@ from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
-from elias.model.batched import SEARCH_GRAPHS, rank_all
+from elias.model.batch_inference import SEARCH_GRAPHS, rank_all
 from elias.model.elias import SearchSizes
 from elias.text.batches import TokenBatch, fixed_size_batch
 from elias.text.tokens import Tokens

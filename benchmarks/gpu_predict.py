@@ -33,7 +33,7 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
-from elias.model.batched import SEARCH_GRAPHS, can_capture, rank_all
+from elias.model.batch_inference import SEARCH_GRAPHS, can_capture, rank_all
 from elias.model.elias import SearchSizes
 from elias.text.tokens import Tokens
 from elias.training.stage import tensor_cores

@@ -30,7 +30,7 @@ from cpu_setup import write_json
 from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-RUN_PEER = Path(__file__).parents[1] / "src" / "elias" / "experiments" / "run_peer.py"
+RUN_PEER = Path(__file__).parents[1] / "src" / "elias" / "experiments" / "external_baseline.py"
 TITLES = {
     "xr-linear": "XR-Linear",
     "xr-linearx3": "XR-Linear ×3",
@@ -45,7 +45,7 @@ COLUMNS = ("P@1", "P@3", "P@5", "nDCG@5", "R@10", "R@100", "seconds")
 
 def load_run_peer():
     """Load the module that trains peers, without the package around it."""
-    spec = importlib.util.spec_from_file_location("run_peer", RUN_PEER)
+    spec = importlib.util.spec_from_file_location("external_baseline", RUN_PEER)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -17,7 +17,7 @@ import torch
 
 from elias import Elias, EliasConfig, load_corpus
 from elias.metrics import score
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.encoder import build_encoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.onnx_runtime import OnnxModel

@@ -30,7 +30,7 @@ from scipy.sparse import csr_matrix
 
 from elias import Corpus, Elias, EliasConfig, LabelTable, load_corpus, train
 from elias.metrics import evaluate, score
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.encoder import build_encoder
 from elias.predictions import Predictions
 from elias.rerank.sparse_ranker import unit_embedding

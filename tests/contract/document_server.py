@@ -18,7 +18,7 @@ import sklearn.isotonic  # noqa: F401 - here and below: slow to import, so once 
 import torch._dynamo  # noqa: F401
 
 import elias.training.train  # noqa: F401
-from elias.cli.commands import main as elias_command
+from elias.cli.app import main as elias_command
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the encoder of the tests, tiny_bert
 STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))

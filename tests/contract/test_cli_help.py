@@ -12,7 +12,7 @@ from typer.main import get_command
 
 import elias
 from e2e.commands import elias as run_here
-from elias.cli.commands import app
+from elias.cli.app import app
 from elias.config import preset_names
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -67,7 +67,7 @@ def test_help_of_no_command_imports_anything_heavy():
     script = f"""
 import sys
 from typer.testing import CliRunner
-from elias.cli.commands import app
+from elias.cli.app import app
 for command in {ALL!r}:
     assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
 print(sorted(set({HEAVY!r}) & set(sys.modules)))

@@ -16,7 +16,7 @@ import yaml
 from typer.main import get_command
 
 from contract.documents import ROOT
-from elias.cli.commands import app
+from elias.cli.app import app
 from elias.serve.settings import ServeSettings
 
 pytest.importorskip("prometheus_client")

@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 from contract.documents import ROOT, Sandbox, blocks_of, shared_interpreter
-from elias.cli.commands import app
+from elias.cli.app import app
 from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
 from elias.data.readers.columns import LABEL_COLUMNS, TEXT_COLUMNS

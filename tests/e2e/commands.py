@@ -13,7 +13,7 @@ from pathlib import Path
 
 from typer import testing
 
-from elias.cli.commands import app
+from elias.cli.app import app
 
 testing._get_command = cache(testing._get_command)  # building all commands takes 0.1 s
 

@@ -15,7 +15,7 @@ from e2e.commands import elias
 from elias import Elias, EliasConfig, load_corpus, train
 from elias.config import EnsembleConfig
 from elias.data.synthetic import write_synthetic
-from elias.experiments import models
+from elias.experiments import variants
 
 SMALL = (
     *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
@@ -83,7 +83,7 @@ def trained(monkeypatch):
         seen.append(Path(out).name)
         return train(corpus, config, out=out, **options)
 
-    monkeypatch.setattr(models, "train", counted)
+    monkeypatch.setattr(variants, "train", counted)
     return seen
 
 
@@ -217,11 +217,11 @@ def test_an_interrupted_experiment_resumes(data, tmp_path, monkeypatch):
         seen.append(Path(out).name)
         return train(corpus, config, out=out, **options)
 
-    monkeypatch.setattr(models, "train", interrupted)
+    monkeypatch.setattr(variants, "train", interrupted)
     first = elias(*command)
     left = results(tmp_path, "ablation")
     monkeypatch.setattr(
-        models, "train", lambda *a, out, **k: (seen.append(out.name), train(*a, out=out, **k))[1]
+        variants, "train", lambda *a, out, **k: (seen.append(out.name), train(*a, out=out, **k))[1]
     )
     second = elias(*command)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.config import EncoderConfig
-from elias.model.batched import embed_all, rank_all, rank_few
+from elias.model.batch_inference import embed_all, rank_all, rank_few
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph

@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from elias.kernels import adamw_dense, every_label_bce, plain
 from elias.kernels.adamw_state import AdamWRates, stochastic_round
-from elias.kernels.one_vs_all import every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import every_label_loss, every_label_top
 from elias.model.elias import LinearRows
 from elias.training.optimizer import ChunkedUpdate
 

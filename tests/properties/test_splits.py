@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from elias.data.groups import first_members
+from elias.data.near_duplicates import first_members
 from elias.data.splits import hold_out
 
 seeds = st.integers(0, 2**31)

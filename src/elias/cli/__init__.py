@@ -1,5 +1,5 @@
 """The command line: parse options, call the library and print the results."""
 
-from elias.cli.commands import main
+from elias.cli.app import main
 
 __all__ = ["main"]

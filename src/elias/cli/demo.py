@@ -39,7 +39,7 @@ def demo(
     from elias.data.corpus import resolve_config
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.progress import seconds
-    from elias.training.compile_loops import compile_in_background
+    from elias.training.numba_cache import compile_in_background
     from elias.training.run import read_records
 
     start = time.monotonic()

@@ -74,7 +74,7 @@ def train(
     config = configuration.build()
 
     from elias.kernels.device import pick_device
-    from elias.training.compile_loops import compile_in_background
+    from elias.training.numba_cache import compile_in_background
     from elias.training.train import check_plan, plan_training, train_resolved
 
     # Check everything that needs no data before a large corpus is read.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, ResolvedConfig
-from elias.data.groups import NEAR_DUPLICATES, first_members
+from elias.data.near_duplicates import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
 from elias.labels import LabelTable

@@ -23,7 +23,7 @@ from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, mark_in_use, new_cache_entry
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
+from elias.data.near_duplicates import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, xmc
 from elias.data.readers.base import ReadOptions
 from elias.data.readers.columns import check_columns

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from elias.config import ResolvedConfig
 from elias.data.corpus import Corpus, Split
-from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS, training_groups
+from elias.data.near_duplicates import NEAR_DUPLICATES, NO_GROUPS, training_groups
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError
 from elias.labels import LabelTable

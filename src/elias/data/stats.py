@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elias.data.corpus import Corpus, Split
-from elias.data.groups import (
+from elias.data.near_duplicates import (
     count_groups,
     count_repeats,
     first_members,
@@ -54,7 +54,7 @@ class SplitStats:
     """Number of texts, without the empty ones, that also occur in the training split; None for the
     training split."""
     near_duplicate_groups: int | None = None
-    """Number of groups of at least two near-duplicates, see `elias.data.groups.normal_form`."""
+    """Number of groups of near-duplicates, see `elias.data.near_duplicates.normal_form`."""
     near_duplicates: int | None = None
     """Number of texts in these groups."""
     near_duplicates_in_train: int | None = None

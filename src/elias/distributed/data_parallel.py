@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from elias.distributed.sharded_linear import ShardedRows
 from elias.distributed.world import World
-from elias.model.batched import BATCH_SIZE, evaluating
+from elias.model.batch_inference import BATCH_SIZE, evaluating
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates

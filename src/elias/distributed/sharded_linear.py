@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from elias.distributed.world import World
 from elias.kernels import IndexGradients, label_logits
-from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import LabelUpdate, every_label_loss, every_label_top
 from elias.model.elias import LinearRows
 
 _CHUNK_NUMBERS = 2**24  # number of weights sent or drawn at a time (64 MB)

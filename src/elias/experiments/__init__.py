@@ -4,9 +4,9 @@ import warnings
 from typing import Any
 
 from elias.experiments.compare import compare
-from elias.experiments.models import ablation
 from elias.experiments.runner import Plan, Result, Setting, run_experiment
 from elias.experiments.sweep import prune, sweep
+from elias.experiments.variants import ablation
 
 __all__ = ["Plan", "Result", "Setting", "ablation", "compare", "prune", "run_experiment", "sweep"]
 

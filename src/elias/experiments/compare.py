@@ -26,9 +26,9 @@ from elias.baselines import NearestNeighbours
 from elias.baselines.knn import NEIGHBOURS
 from elias.config import ResolvedConfig
 from elias.errors import ConfigError, did_you_mean
-from elias.experiments import run_peer
-from elias.experiments.models import Models, one_vs_all
+from elias.experiments import external_baseline
 from elias.experiments.runner import COSTS, Plan, Row, Setting, Table, Task, dot_plot
+from elias.experiments.variants import Models, one_vs_all
 from elias.inference.predict import ENSEMBLE, max_filtered
 from elias.metrics import EVALUATED
 from elias.predictions import Predictions
@@ -84,12 +84,14 @@ def compare(
         if config.index.kind != "all":
             tasks.append(models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all))
     tasks.append(_neighbours_task(models))
-    pythons = dict.fromkeys(run_peer.DISTRIBUTIONS, Path(sys.executable)) | dict(interpreters or {})
+    pythons = dict.fromkeys(external_baseline.DISTRIBUTIONS, Path(sys.executable)) | dict(
+        interpreters or {}
+    )
     versions = {package: _find_version(python, package) for package, python in pythons.items()}
     features = lru_cache(maxsize=1)(partial(_point_features, setting))
     kinds = [WORDS, RANKER] if ranker_features else [WORDS]
     for kind, seed in product(kinds, setting.seeds):
-        for method, package in run_peer.METHODS.items():
+        for method, package in external_baseline.METHODS.items():
             peer = pythons[package], versions[package]
             tasks.append(_peer_task(models, method, *peer, kind, seed, features))
     remarks = [
@@ -182,7 +184,7 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
     Raises:
         ConfigError: If the package is not a peer, or the path is not an executable file.
     """
-    interpreters, packages = {}, run_peer.DISTRIBUTIONS
+    interpreters, packages = {}, external_baseline.DISTRIBUTIONS
     for text in options:
         package, equals, path = text.partition("=")
         if not equals or package not in packages:
@@ -220,15 +222,16 @@ def _peer_task(
     features: Callable[[str], tuple[Timed, Timed]],
 ) -> Task:
     """Return the task that measures one method of a peer on one kind of features."""
-    setting, package = models.setting, run_peer.METHODS[method]
+    setting, package = models.setting, external_baseline.METHODS[method]
     title = f"{PEER_TITLES[method]}{{}}{FEATURES[kind]}"
     settings = {"peer": package, "version": version, "features": kind}
     empty = Row(name=f"{method}/{kind}", title=title.format(""), seed=seed, settings=settings)
 
     def measure() -> list[Row]:
         if version is None:
-            note = f"{run_peer.DISTRIBUTIONS[package]} not found; give an interpreter that has it"
-            return [replace(empty, note=f"{note}: --peer-python {package}=PATH")]
+            remedy = f"give an interpreter that has it: --peer-python {package}=PATH"
+            distribution = external_baseline.DISTRIBUTIONS[package]
+            return [replace(empty, note=f"{distribution} not found; {remedy}")]
         (train, train_seconds), (test, test_seconds) = features(kind)
         rows = []
         try:
@@ -284,13 +287,13 @@ def _run(
 
 
 def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
-    """Run ``run_peer.py`` with an interpreter and return its result."""
+    """Run ``external_baseline.py`` with an interpreter and return its result."""
     # the interpreter of the peer must not use our import path
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = folder / "result.json"
     try:
         done = subprocess.run(
-            [str(python), run_peer.__file__, command, argument, str(result)],
+            [str(python), external_baseline.__file__, command, argument, str(result)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

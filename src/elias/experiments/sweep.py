@@ -24,7 +24,6 @@ from elias.config import ResolvedConfig
 from elias.config.resolve import check_sizes
 from elias.data.corpus import resolve_config
 from elias.errors import ConfigError, did_you_mean
-from elias.experiments.models import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
 from elias.experiments.runner import (
     MS_PER_POINT,
     REMOVED,
@@ -36,6 +35,7 @@ from elias.experiments.runner import (
     Table,
     Task,
 )
+from elias.experiments.variants import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
 from elias.inference.edit_model import EdgeCount, prune_edges
 from elias.inference.predictor import Elias
 from elias.report.plots import Axis, Plot

@@ -23,7 +23,7 @@ from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
-from elias.model.batched import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all, rank_few
+from elias.model.batch_inference import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all, rank_few
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate

@@ -15,8 +15,8 @@ from scipy.sparse import csr_matrix, issparse
 
 from elias.config import ResolvedConfig
 from elias.data.corpus import Corpus, Split
-from elias.data.groups import NO_GROUPS
 from elias.data.load import load_label_table
+from elias.data.near_duplicates import NO_GROUPS
 from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
@@ -35,7 +35,7 @@ from elias.inference.predict import (
 from elias.kernels.device import pick_device
 from elias.labels import LabelTable
 from elias.metrics import EVALUATED, Metrics, evaluate, f1_metrics
-from elias.model.batched import BATCH_SIZE
+from elias.model.batch_inference import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.persistence.hub import find_model, model_card, push

@@ -17,7 +17,7 @@ from elias.kernels import (
     path_log,
     rank_beams,
 )
-from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -78,7 +78,7 @@ class LinearRows(nn.Module):
         scale: float,
         update: LabelUpdate | None,
     ) -> Float[Tensor, ""]:
-        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all`."""
+        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all_loss`."""
         return every_label_loss(
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )

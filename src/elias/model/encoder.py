@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import ConfigError, DataError
 from elias.kernels import bag_sum
-from elias.kernels.cpu.products import use_bfloat16
+from elias.kernels.cpu.matmul import use_bfloat16
 from elias.text.batches import TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer

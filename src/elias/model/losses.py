@@ -2,7 +2,7 @@
 
 `EliasModel.losses` adds them up. The kernels are in `elias.kernels.cpu.loss`,
 `elias.kernels.gpu.loss` and `elias.kernels.plain`; the loss of one-vs-all models is in
-`elias.kernels.one_vs_all`.
+`elias.kernels.one_vs_all_loss`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.kernels.one_vs_all import LabelUpdate
+from elias.kernels.one_vs_all_loss import LabelUpdate
 from elias.model.elias import EliasModel, LinearRows, SearchSizes, best_labels
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph

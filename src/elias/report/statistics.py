@@ -16,7 +16,7 @@ from scipy.sparse import csc_matrix, csr_matrix, vstack
 from elias.data.corpus import Split
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.predictions import Predictions

@@ -23,7 +23,7 @@ import torch
 from numba import njit
 from scipy.sparse import csr_matrix
 
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.encoder import BagEncoder
 from elias.rerank.sparse_ranker import unit_embedding
 from elias.text.vectorizer import Featurizer, words_of

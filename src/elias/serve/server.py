@@ -58,7 +58,7 @@ _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
 """Fork workers on Linux only. On macOS, some system libraries do not work after a fork."""
-_SHARED_MODULES = ("elias.serve.app", "elias.serve.backend", "elias.serve.protocol")
+_SHARED_MODULES = ("elias.serve.app", "elias.serve.backend", "elias.serve.connections")
 """Modules that the supervisor imports before it forks. They import torch, but compute nothing."""
 _FORWARDED = (signal.SIGTERM, *((signal.SIGHUP,) if _HAS_SIGHUP else ()))
 """Signals that the supervisor sends to workers."""
@@ -337,7 +337,7 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
 def uvicorn_config(backend: Backend) -> uvicorn.Config:
     """Return the configuration of the HTTP server."""
     from elias.serve.app import create_app
-    from elias.serve.protocol import Connections, LimitedProtocol
+    from elias.serve.connections import Connections, LimitedProtocol
 
     limits = backend.settings.limits
     return uvicorn.Config(

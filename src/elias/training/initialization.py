@@ -23,7 +23,7 @@ from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
-from elias.model.batched import cluster_all, embed_all
+from elias.model.batch_inference import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges, relabel_graph

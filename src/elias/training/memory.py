@@ -22,7 +22,7 @@ import torch
 from elias.distributed import process_counts
 from elias.errors import RunError
 from elias.kernels import has_triton
-from elias.training.label_points import NEIGHBOURS
+from elias.training.label_texts import NEIGHBOURS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elias.config import ResolvedStage
-    from elias.kernels.one_vs_all import LabelUpdate
+    from elias.kernels.one_vs_all_loss import LabelUpdate
     from elias.model.elias import EliasModel, LinearRows
 
 

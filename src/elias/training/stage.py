@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from elias.model.losses import Losses
-    from elias.training.label_points import LabelPoints
+    from elias.training.label_texts import LabelPoints
 
 
 logger = logging.getLogger(__name__)

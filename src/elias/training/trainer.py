@@ -47,7 +47,7 @@ from elias.inference.predict import (
 )
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED, REPORTED, depends_on_ranking, measure, rounded
-from elias.model.batched import SEARCH_GRAPHS, embed_all
+from elias.model.batch_inference import SEARCH_GRAPHS, embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -66,9 +66,9 @@ from elias.training.checkpoint import (
     resume,
     save_member,
 )
-from elias.training.contrast import train_by_contrast
+from elias.training.contrastive import train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
-from elias.training.label_points import LabelPoints, label_targets, labels_with_words
+from elias.training.label_texts import LabelPoints, label_targets, labels_with_words
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop

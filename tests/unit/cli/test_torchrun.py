@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from elias.cli.commands import app
+from elias.cli.app import app
 
 
 def run_command(monkeypatch, size, *command):

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
-from elias.cli.commands import app
+from elias.cli.app import app
 from elias.cli.options import ConfigOptions
 from elias.cli.train import _suggest_encoder, describe_times, next_commands
 from elias.config import EliasConfig

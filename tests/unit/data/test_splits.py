@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias import EliasConfig
-from elias.data.groups import text_keys
+from elias.data.near_duplicates import text_keys
 from elias.data.splits import (
     hold_out,
     hold_out_test,

@@ -12,7 +12,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias.data import Corpus, Split, corpus_stats, load_corpus
-from elias.data.groups import cell_keys
+from elias.data.near_duplicates import cell_keys
 from elias.data.stats import data_hints, example_labels, example_points
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

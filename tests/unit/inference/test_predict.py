@@ -9,7 +9,7 @@ from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, RunError
 from elias.inference import predict
-from elias.model.batched import SEARCH_GRAPHS, rank_all
+from elias.model.batch_inference import SEARCH_GRAPHS, rank_all
 from elias.model.elias import EliasModel
 from elias.predictions import Candidates
 from untrained_model import NAMES, TEXTS, predicted_ids, untrained_model

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from elias.config import EliasConfig, EncoderConfig
 from elias.errors import ModelError
-from elias.kernels.one_vs_all import every_label_loss
+from elias.kernels.one_vs_all_loss import every_label_loss
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elias.config import EncoderConfig
 from elias.errors import ConfigError
 from elias.model import transformer
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import collate
 from tiny_bert import WORDS, save_tiny_bert

@@ -14,7 +14,7 @@ from scipy.sparse import random as random_csr
 
 from elias.config import EliasConfig
 from elias.errors import ModelError
-from elias.model.batched import rank_all
+from elias.model.batch_inference import rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges

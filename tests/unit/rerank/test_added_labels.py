@@ -8,7 +8,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias import LabelTable
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.rerank import added_labels
 from elias.rerank.added_labels import AddedLabels, label_vectors, offset_for_mean
 from elias.text.vectorizer import Featurizer, ngrams_of, words_of

@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 
 from elias.clustering import balanced_clusters
 from elias.config import EliasConfig, EncoderConfig
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.elias import LinearRows
 from elias.model.encoder import BagEncoder
 from elias.text.tokens import Tokens

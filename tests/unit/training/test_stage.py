@@ -14,7 +14,7 @@ from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.text.vectorizer import Featurizer
 from elias.training.checkpoint import Checkpoint
-from elias.training.label_points import LabelPoints
+from elias.training.label_texts import LabelPoints
 from elias.training.optimizer import schedule
 from elias.training.stage import Points, StageLoop, first_non_finite, torch_on_one_thread
 from stages import make_stage

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from elias.config import EliasConfig, EncoderConfig, EvalConfig
 from elias.data.corpus import Corpus, Split
-from elias.model.batched import rank_all
+from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll

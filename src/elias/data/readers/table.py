@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elias.data.groups import cell_keys
+from elias.data.near_duplicates import cell_keys
 from elias.data.readers import base, files, label_cells
 from elias.data.readers.columns import (
     FALSE_CELLS,

@@ -13,7 +13,7 @@ import torch
 from numba import get_num_threads, njit, prange
 from torch import Tensor
 
-from elias.kernels.cpu.products import product
+from elias.kernels.cpu.matmul import product
 from elias.kernels.cpu.rows import Array
 
 _ONE = np.float32(1.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from elias.kernels import product
-from elias.kernels.cpu.products import has_bfloat16
+from elias.kernels.cpu.matmul import has_bfloat16
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -1,7 +1,7 @@
 """Train one peer and predict with it, in an environment that needs neither elias nor torch.
 
-    python run_peer.py probe PACKAGE RESULT     writes the version of the package
-    python run_peer.py run JOB RESULT           runs a job and writes its results
+    python external_baseline.py probe PACKAGE RESULT     writes the version of the package
+    python external_baseline.py run JOB RESULT           runs a job and writes its results
 
 JOB and RESULT are JSON files; matrices are stored with ``scipy.sparse.save_npz``. The result is
 not read from stdout, so peers may print anything. This file must run with Python 3.9.

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
-from elias.model.batched import cluster_all, embed_all, evaluating, rank_all
+from elias.model.batch_inference import cluster_all, embed_all, evaluating, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph

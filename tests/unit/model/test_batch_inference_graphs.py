@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
-from elias.model.batched import SEARCH_GRAPHS, SearchGraphs, rank_all
+from elias.model.batch_inference import SEARCH_GRAPHS, SearchGraphs, rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder

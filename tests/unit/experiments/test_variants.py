@@ -3,8 +3,8 @@ import pytest
 from elias.config import EliasConfig, preset_names
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError
-from elias.experiments.models import Models, one_vs_all
 from elias.experiments.runner import Setting
+from elias.experiments.variants import Models, one_vs_all
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from elias.clustering import balanced_clusters
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress, progress_disabled
 from elias.rerank.sparse_ranker import unit_embedding

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import uvicorn
 
-from elias.serve import protocol
+from elias.serve import connections
+from elias.serve.connections import Connections, LimitedProtocol
 from elias.serve.prometheus import ServerMetrics
-from elias.serve.protocol import Connections, LimitedProtocol
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
 REQUEST = b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -153,28 +153,28 @@ def test_endless_headers_and_trailers_are_cut_off(start):
 
 
 def test_what_is_not_http_gets_400_and_is_logged_together(caplog, monkeypatch):
-    monkeypatch.setattr(protocol, "_LOG_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 0.2)
 
     async def scenario(_, port):
         contents = [await answer(port, b"no HTTP\r\n\r\n") for _ in range(3)]
         await asyncio.sleep(0.4)
         return contents
 
-    with caplog.at_level(logging.WARNING, "elias.serve.protocol"):
+    with caplog.at_level(logging.WARNING, "elias.serve.connections"):
         assert all(is_answer(content, 400) for content in run(scenario))
     messages = [message for message in caplog.messages if "closed" in message]
     assert sum(int(message.split()[1]) for message in messages) == 3
 
 
 def test_headers_that_are_too_large_get_431(caplog, monkeypatch):
-    monkeypatch.setattr(protocol, "_LOG_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 0.01)
 
     async def scenario(_, port):
         content = await answer(port, b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEADER_BYTES)
         await asyncio.sleep(0.05)
         return content
 
-    with caplog.at_level(logging.WARNING, "elias.serve.protocol"):
+    with caplog.at_level(logging.WARNING, "elias.serve.connections"):
         assert is_answer(run(scenario), 431)
     assert caplog.messages == ["closed 1 connections: headers larger than 65,536 bytes"]
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig
-from elias.model.batched import embed_all
+from elias.model.batch_inference import embed_all
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
-from elias.training import contrast, trainer
-from elias.training.contrast import (
+from elias.training import contrastive, trainer
+from elias.training.contrastive import (
     GROUP_SIZE,
     TEMPERATURE,
     PairSampler,
@@ -61,7 +61,7 @@ def test_the_loss_is_the_cross_entropy_of_pairs_without_other_positives(seed, n_
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("kind", ["bag", "transformer"])
 def test_texts_come_near_the_texts_of_their_labels(kind, near, tmp_path, monkeypatch):
-    monkeypatch.setattr(contrast, "NEAR_TEXTS", near)
+    monkeypatch.setattr(contrastive, "NEAR_TEXTS", near)
     torch.manual_seed(0)
     words, names = ["red", "cod", "north", "sea"], ["tape", "quota", "in", "the"]
     of_text = np.random.default_rng(0).integers(0, 4, 200)
@@ -173,15 +173,15 @@ def test_a_transformer_has_larger_batches_unless_texts_are_long(batch_size, long
 
     size = contrast_batch_size(transformer, tokens, batch_size)
 
-    assert batch_size <= size <= max(batch_size, min(4 * batch_size, contrast.MAX_BATCH_SIZE))
-    assert size == batch_size or size * longest <= contrast.MAX_BATCH_TOKENS
+    assert batch_size <= size <= max(batch_size, min(4 * batch_size, contrastive.MAX_BATCH_SIZE))
+    assert size == batch_size or size * longest <= contrastive.MAX_BATCH_TOKENS
     bag = BagEncoder.__new__(BagEncoder)
     assert contrast_batch_size(bag, tokens, batch_size) == batch_size
 
 
 @pytest.mark.parametrize(("most", "n_epochs"), [(100, 10), (35, 3), (5, 1)])
 def test_many_points_have_fewer_epochs(most, n_epochs, monkeypatch):
-    monkeypatch.setitem(contrast.MAX_STEPS, "bag", most)
+    monkeypatch.setitem(contrastive.MAX_STEPS, "bag", most)
     encoder = BagEncoder(EncoderConfig(dim=4, hidden_dim=4), None, n_features=2000)
     points, label_texts = random_points(np.random.default_rng(0), 80, 6, 0.5)
     weights = np.ones(80, dtype=np.float32)
@@ -281,7 +281,7 @@ def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
     labels = [[other] for _, other in labels]  # a text never has the label that it names
     scores, seen = iter([50.0, 60.0, with_all]), []
 
-    def stop(self, model, position, *_):
+    def stop(self, _, position, *__):
         seen.append((self._stage(position), self.initializer))
         raise KeyError
 

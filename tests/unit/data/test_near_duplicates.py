@@ -8,7 +8,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias.data import Corpus, Split, load_corpus
-from elias.data.groups import (
+from elias.data.near_duplicates import (
     ALONE,
     cell_keys,
     count_groups,
@@ -46,7 +46,7 @@ def test_texts_that_differ_by_numbers_and_punctuation_have_one_key():
 def test_chunks_do_not_change_the_keys(monkeypatch):
     texts = [f"text {letter}" for letter in "abcaab"]
     whole = text_keys(texts)
-    monkeypatch.setattr("elias.data.groups._CHUNK", 4)
+    monkeypatch.setattr("elias.data.near_duplicates._CHUNK", 4)
 
     np.testing.assert_array_equal(text_keys(texts), whole)
 

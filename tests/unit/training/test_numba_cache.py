@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from elias.training import compile_loops
+from elias.training import numba_cache
 
-SOURCE = Path(compile_loops.__file__).parents[2]
+SOURCE = Path(numba_cache.__file__).parents[2]
 
 COUNT = """
 import json, sys
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
-from elias.training.compile_loops import _SMALL
+from elias.training.numba_cache import _SMALL
 
 corpus = synthetic_corpus(n_points=600, n_labels=90)
 model = train(corpus, EliasConfig().override({**_SMALL, "index.kind": "graph"}), device="cpu")
@@ -43,7 +43,7 @@ def run(*arguments):
 
 @pytest.mark.slow
 def test_each_loop_is_compiled_for_one_type_and_before_a_run_needs_it():
-    run("-m", compile_loops.__name__)
+    run("-m", numba_cache.__name__)
 
     counted = json.loads(run("-c", COUNT))
 
@@ -59,7 +59,7 @@ def started(monkeypatch):
     """The commands that were started, none of which runs."""
     commands = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
-    monkeypatch.setattr(compile_loops.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(numba_cache.atexit, "register", lambda *_: None)
     return commands
 
 
@@ -71,19 +71,19 @@ def loop_with_cache(folder):
 
 
 def test_a_second_process_compiles_if_the_cache_is_empty(monkeypatch, tmp_path, started):
-    monkeypatch.setattr(compile_loops, "last_compiled", loop_with_cache(tmp_path / "none"))
+    monkeypatch.setattr(numba_cache, "last_compiled", loop_with_cache(tmp_path / "none"))
 
-    compile_loops.compile_in_background()
+    numba_cache.compile_in_background()
 
-    assert started == [[sys.executable, "-m", "elias.training.compile_loops"]]
+    assert started == [[sys.executable, "-m", "elias.training.numba_cache"]]
 
 
 def test_nothing_is_started_if_the_loops_are_compiled(monkeypatch, tmp_path, started):
     last = loop_with_cache(tmp_path)
     line = last.py_func.__code__.co_firstlineno
     (tmp_path / f"calibration.loop-{line}.py311.nbi").touch()
-    monkeypatch.setattr(compile_loops, "last_compiled", last)
+    monkeypatch.setattr(numba_cache, "last_compiled", last)
 
-    compile_loops.compile_in_background()
+    numba_cache.compile_in_background()
 
     assert started == []

@@ -17,8 +17,8 @@ from elias.config import (
 )
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import SplitTexts
-from elias.training import label_points
-from elias.training.label_points import (
+from elias.training import label_texts
+from elias.training.label_texts import (
     MIN_TARGET,
     SMOOTHING,
     LabelPoints,
@@ -73,14 +73,14 @@ def test_co_occurrence_agrees_with_dense_counts(rng, n_neighbours):
 
 
 def test_work_in_chunks_gives_the_same_result(monkeypatch):
-    monkeypatch.setattr(label_points, "_PAIRS", 3)
+    monkeypatch.setattr(label_texts, "_PAIRS", 3)
     rng = np.random.default_rng(0)
     names, texts = random_ones(rng, (9, 4), 0.3), random_ones(rng, (20, 4), 0.6)
     labels = random_ones(rng, (20, 9), 0.5)
     arguments = [csr_matrix(matrix) for matrix in (names, texts, labels)]
     in_chunks = naming_shares(*arguments), co_occurrence(arguments[2]).toarray()
 
-    monkeypatch.setattr(label_points, "_PAIRS", 1000)
+    monkeypatch.setattr(label_texts, "_PAIRS", 1000)
 
     np.testing.assert_array_equal(naming_shares(*arguments), in_chunks[0])
     np.testing.assert_array_equal(co_occurrence(arguments[2]).toarray(), in_chunks[1])
