@@ -230,7 +230,8 @@ def search(
     if isinstance(encoder, BagEncoder):
         few = len(tokens.offsets) <= FEW_TEXTS + 1
         if few and model.labels.whole and weight.is_cpu and not model.training:
-            return rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
+            candidates = rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
+            return candidates if options.embed else replace(candidates, embedding=None)
     ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):
         while True:

@@ -487,7 +487,7 @@ class Trainer:
             reliable, score = self.initializer, max(before, after)
             self._use_all_label_texts()
             with_all = self._score_of_centroids()
-            if with_all > score:
+            if with_all > score + self._standard_error:
                 logger.info("with all label texts in centroids, %s is %.2f", metric, with_all)
             else:
                 self.initializer, self.uses_all_label_texts = reliable, False

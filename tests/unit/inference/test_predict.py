@@ -114,3 +114,14 @@ def test_a_sharded_search_keeps_the_embeddings(model, monkeypatch):
 
     assert shared.ids.tolist() == candidates.ids.tolist()
     assert shared.embedding is candidates.embedding
+
+
+@pytest.mark.parametrize("n_texts", [1, 40])
+@pytest.mark.parametrize("embed", [True, False])
+def test_candidates_have_embeddings_only_if_asked_for(model, n_texts, embed):
+    tokens = model.model.encoder.tokenize((TEXTS * n_texts)[:n_texts])
+    options = predict.SearchOptions(5, embed=embed)
+
+    candidates = predict.search(model.model, tokens, model.config.index, options)
+
+    assert (candidates.embedding is not None) == embed

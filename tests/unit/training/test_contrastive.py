@@ -273,13 +273,13 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
     assert "contrastive training on label texts: loss 1.5000" in caplog.text
 
 
-@pytest.mark.parametrize(("with_all", "is_used"), [(60.1, True), (60.0, False), (40.0, False)])
+@pytest.mark.parametrize(("with_all", "is_used"), [(69.0, True), (62.0, False), (40.0, False)])
 def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
     with_all, is_used, tmp_path, monkeypatch
 ):
     texts, labels = texts_of_two_words()
     labels = [[other] for _, other in labels]  # a text never has the label that it names
-    scores, seen = iter([50.0, 60.0, with_all]), []
+    scores, seen = iter([50.0, 60.0, with_all]), []  # a standard error is 7.7
 
     def stop(self, _, position, *__):
         seen.append((self._stage(position), self.initializer))
@@ -307,7 +307,7 @@ def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
 def test_a_resumed_run_keeps_the_choice_of_label_texts(tmp_path, monkeypatch):
     texts, labels = texts_of_two_words()
     config, used = tiny_config(tmp_path), []
-    scores = iter([50.0, 60.0, 70.0])
+    scores = iter([50.0, 60.0, 90.0])
     init_learned_graph = StageInitializer.init_learned_graph
 
     def fail(*_):
