@@ -90,7 +90,7 @@ class LinearRows(nn.Module):
         return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the batch size over all processes, given this process's ``n_points``."""
+        """Return the size of the whole batch, of which this process has ``n_points`` points."""
         return n_points
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ _LAYER_BYTES = {"float32": 66, "bfloat16": 41}
 """Bytes per token and dimension that a transformer layer keeps for the backward pass."""
 _LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 37}
 _SLOT_BYTES = 180
-"""Bytes per label of a point's shortlist: label, path, logit, scores and gradients."""
+"""Bytes per slot of a point's shortlist: label, path, logit, scores and gradients."""
 _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes that the search kernels use for each path."""
@@ -340,7 +340,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Halve the batch size until the run fits. If it never fits, return half the batch size."""
+        """Return the batch size, halved until the run fits, or halved once if it never fits."""
         stages = self.config.stages
         largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
@@ -418,7 +418,7 @@ def estimate_memory(
 def step_memory(
     sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, device: torch.device
 ) -> dict[str, int]:
-    """Return the memory of a training step on the device that trains, in bytes by purpose."""
+    """Return the bytes that a training step uses on the training device, by purpose."""
     index, dim = config.index, sizes.dim
     on_cpu, compact = device.type == "cpu", index.label_storage == "compact"
     by_kernels = not on_cpu and has_triton()
