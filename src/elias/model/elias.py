@@ -193,7 +193,7 @@ class EliasModel(nn.Module):
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
         beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
-        # best clusters first, so that the first path found to a label is mostly the best one
+        # best clusters first, so that the first path found to a label is usually the best
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(

@@ -181,7 +181,7 @@ class Calibration:
         """Return the ``nodes`` of `_mean_value`. Unsigned indices let numba omit sign checks."""
         leaf, nodes = self.feature == LEAF, np.arange(len(self.feature))
         left, right = np.where(leaf, nodes, self.left), np.where(leaf, nodes, self.right)
-        # round down to float32: float32 features compare with it as with the float64 threshold
+        # rounding down to float32 does not change comparisons with float32 features
         threshold = self.threshold.astype(np.float32)
         below = np.nextafter(threshold, np.float32(-np.inf))
         depth, level = 0, self.roots

@@ -162,7 +162,7 @@ class Probabilities:
         return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
 
     def assign(self, predictions: Predictions, target: float | str) -> Predictions:
-        """Keep only the labels that are assigned with a target, see `threshold`."""
+        """Keep only the labels that the rule for ``target`` assigns, see `threshold`."""
         if weights := self.label_weights(target):
             return predictions.best_by(weights)
         return predictions.threshold(

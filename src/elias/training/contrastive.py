@@ -1,4 +1,4 @@
-"""Stage 0: train the encoder to place texts near the texts of their labels.
+"""Stage 0: train the encoder to embed texts close to the texts of their labels.
 
 Each step samples one label for each text of a batch, and compares all these texts with the label
 texts of all sampled labels. The loss is the cross-entropy over the cosines of φ, from texts to

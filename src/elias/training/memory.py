@@ -261,7 +261,7 @@ class MemoryEstimate:
 
     @property
     def machine_total(self) -> int:
-        """Return the peak host memory of all processes of this machine. Count shared pages once."""
+        """Return the peak host memory of all processes of this machine. Shared pages count once."""
         return _total_of(process_counts()[1], self.host_total)
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
@@ -362,7 +362,7 @@ class MemoryEstimate:
 
 
 def _total_of(n_processes: int, n_bytes: int) -> int:
-    """Return the total memory of processes with ``n_bytes`` each. Count shared pages once."""
+    """Return the total memory of processes with ``n_bytes`` each. Shared pages count once."""
     return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
 
 
