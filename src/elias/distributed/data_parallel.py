@@ -196,7 +196,7 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Replace every dropout inside the block by one whose mask depends on the keys of the points.
+    """Context manager for dropout whose masks depend only on the keys of the points.
 
     The rows of a dropout input must be the points of the batch or, while the encoder reads long
     texts, its `current_windows`. An input with a single axis must hold the tokens of the batch.
@@ -212,7 +212,7 @@ class KeyedDropout(TorchFunctionMode):
         self._calls = 0
 
     def __enter__(self) -> Self:
-        """Replace dropout, and have the encoder keep each text in a row."""
+        """Replace all dropout functions, and make the encoder keep each text in a row."""
         self._encoder.needs_rows = True
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -1,9 +1,9 @@
 """Shard the label classifiers W_L over P processes: label ℓ is row ℓ div P of process ℓ mod P.
 
-Consecutive labels go to different processes to balance the work, because labels are often sorted
-by frequency and frequent labels are shortlisted more often. To score shortlists, all processes
-exchange the embeddings and shortlists of their points (B·(D+K) numbers), and each process returns
-the scores of its own labels. Rows of W_L are never sent.
+Consecutive labels go to different processes to balance the work, because labels are often sorted by
+frequency and frequent labels are shortlisted more often. To score shortlists, every process gathers
+the embeddings and shortlists of all points (B·(D+K) numbers), and returns the scores of its own
+labels. Rows of W_L are never sent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ShardedRows(LinearRows):
     ) -> tuple[Tensor, Tensor]:
         """Return the best labels and their logits for the points of this process.
 
-        The result joins the k best labels of every process's rows of W_L.
+        They are merged from the k best labels that each process finds among its rows of W_L.
         """
         world, most = self.world, self.max_points
         everyone = self._gather(embedding)
@@ -157,7 +157,7 @@ class ShardedRows(LinearRows):
 
 
 class _Gather(torch.autograd.Function):
-    """Gather the embeddings of all processes in rank order, padded to `ShardedRows.max_points`.
+    """Autograd function that gathers embeddings in rank order, padded to `max_points` each.
 
     Backward: sum the gradients over all processes, and return this process's share.
     """
@@ -175,7 +175,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Sum the logits over all processes, and return the logits of this process's points.
+    """Autograd function that sums logits over all processes, and returns those of its own points.
 
     Backward: gather the gradients of all processes in rank order.
     """

@@ -2,7 +2,7 @@
 
 `torchrun` starts the processes and sets the environment variables for the rendezvous. Tensors are
 sent with NCCL between GPUs and with gloo between CPUs. Python values are always sent with gloo, so
-that exchanging them never waits for a GPU.
+that sending them never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
 _FINISHED = "over"
 _STAY_SECONDS = 1.0
-_NOTICE_SECONDS = 5.0  # time in which every live process notices that an exchange failed
+_NOTICE_SECONDS = 5.0  # every live process notices a failed collective in this time
 GRACE_SECONDS = 10.0
 """Seconds that a process has to stop by itself after another process died."""
 EXIT_CODE = 3
 """Exit code of a process that does not stop within `GRACE_SECONDS`."""
 REPORT_SECONDS = 3.0
-"""Seconds to wait, after a failed exchange, until the watchdog reports a dead process."""
+"""Seconds to wait, after a failed collective operation, until the watchdog reports a dead
+process."""
 _FOREVER = timedelta(days=365)
 
 
@@ -131,8 +132,8 @@ class Watchdog:
 class World:
     """All processes that train one model, seen from one of them.
 
-    All processes must call the methods that exchange data, in the same order.
-    `SingleProcess` has the same methods for a process that runs alone.
+    All processes must call the collective operations in the same order. `SingleProcess` has the
+    same methods for a process that runs alone.
     """
 
     shards_labels = True
@@ -154,8 +155,8 @@ class World:
         self._failed = False
         self._host_group = dist.new_group(backend="gloo", timeout=timeout)
         name = f"process {os.getpid()} on {socket.gethostname()}"
-        self._names = self._exchange_text("name", name)
-        local_ranks = self._exchange_text("local", os.environ.get("LOCAL_RANK", str(rank)))
+        self._names = self._gather_text("name", name)
+        local_ranks = self._gather_text("local", os.environ.get("LOCAL_RANK", str(rank)))
         self._local_leaders = [i for i, text in enumerate(local_ranks) if text == "0"]
         self._watchdog = Watchdog(store, rank, self._names)
 
@@ -177,7 +178,7 @@ class World:
         """Return the size of the largest share of ``count`` items, which rank 0 has."""
         return -(-count // self.size)
 
-    # exchange of tensors, on their device
+    # collective operations on tensors, on their device
 
     def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
         """Sum a tensor over all processes in place, and return it."""
@@ -211,7 +212,7 @@ class World:
             group = None if tensor.is_cuda else self._host_group
             self._checked(dist.broadcast, tensor, src=0, group=group)
 
-    # exchange of Python values and arrays, on the host
+    # collective operations on Python values and arrays, on the host
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """Return, on all processes, the Python object that process ``source`` passed."""
@@ -366,15 +367,18 @@ class World:
         if self.is_rank0 and self.size > 1 and not isinstance(error, Interrupted):
             time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
 
-    def _exchange_text(self, key: str, text: str) -> list[str]:
-        """Exchange a text through the store, and return the texts of all processes, by rank."""
+    def _gather_text(self, key: str, text: str) -> list[str]:
+        """Store the text of this process, and return the texts of all processes in rank order."""
         self._store.set(f"{key}/{self.rank}", text)
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
-    def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run an exchange. If it fails, raise an error that names the dead or stuck process."""
+    def _checked(self, operation: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Run a collective operation.
+
+        If it fails, raise an error that names the process that died or hangs.
+        """
         try:
-            return exchange(*args, **options)
+            return operation(*args, **options)
         except RuntimeError as error:
             _raise_if(self._watchdog.wait_for_loss(REPORT_SECONDS))
             silent = self._silent_processes()
@@ -386,7 +390,7 @@ class World:
             raise
 
     def _silent_processes(self) -> list[str]:
-        """Return the names of the processes that do not report the failed exchange in time."""
+        """Return the names of the processes that do not report the failed operation in time."""
         self._store.set(f"noticed/{self.rank}", "")
         time.sleep(min(_NOTICE_SECONDS, self._timeout.total_seconds()))
         silent = [
@@ -406,7 +410,7 @@ def _raise_if(reason: str) -> None:
 
 
 class SingleProcess(World):
-    """A process that runs alone. Methods that exchange data send nothing and return their input."""
+    """A process that runs alone. Its collective operations send nothing and return their input."""
 
     shards_labels = False
 
@@ -414,7 +418,7 @@ class SingleProcess(World):
         self.rank, self.size, self.device = 0, 1, device or torch.device("cpu")
         self.received = Counter()
 
-    def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> Any:
+    def _checked(self, operation: Callable[..., T], *args: Any, **options: Any) -> Any:
         """Do nothing, because there is no other process."""
 
     def has_lost_process(self) -> bool:

@@ -99,7 +99,7 @@ class FileTask:
 
     @property
     def folder(self) -> Path:
-        """The hidden folder in which finished chunks are stored."""
+        """Return the hidden folder in which finished chunks are stored."""
         path = self.out.resolve()
         return path.with_name(f".{path.name}.partial")
 

@@ -325,7 +325,7 @@ class EdgeCount:
     before: int
     after: int
     for_labels: int
-    """Number of weak edges that were kept because they are the strongest edge of their label."""
+    """Number of edges that were kept only because each is the strongest edge of its label."""
 
     @property
     def removed(self) -> float:

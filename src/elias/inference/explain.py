@@ -204,7 +204,8 @@ class ExplainedLabel:
     name_likeness: float | None = None
     """Cosine similarity of text and label name, or None if the calibration does not use names."""
     name_coverage: float | None = None
-    """Share of the label name that occurs in the text, or None as for ``name_likeness``."""
+    """Share of the label name that occurs in the text, or None if the calibration does not use
+    names."""
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int
@@ -500,7 +501,7 @@ def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor, count: int | None = N
 
 
 class LabelSearch:
-    """Search for labels by words in their names and synonyms.
+    """Label search by words in names and synonyms.
 
     >>> LabelSearch(["salt fish", "fish", "law", "shellfish"]).find("fish", 3)
     [1, 0, 3]

@@ -54,7 +54,8 @@ MERGED_LABELS = 100
 MAX_RANKED_CHOICES = 10_000
 """Maximum size of the shortlist if it is enlarged to hold all labels given by ``only``."""
 _RANKER_SCORE_POWER = 2.5
-"""A ranker score q is about the probability of relevance raised to this power (measured)."""
+"""Exponent, found by measurement: a ranker score q is approximately the probability of relevance to
+the power of this number."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
 FEW_TEXTS, FEW_TOKENS = 16, 64
 """Maximum number of texts (bag encoder) or tokens (transformer) that a single thread searches.

@@ -418,7 +418,7 @@ class Elias:
         member: int = 0,
         words: bool = False,
     ) -> list[Explanation] | Explanation:
-        """Explain the ``top_k`` best labels of each text, or of a single text, as predicted.
+        """Explain the ``top_k`` labels that `predict` returns for each text or for a single text.
 
         For an ensemble, the labels and scores come from the ensemble, but the clusters and factors
         come from one member.
@@ -617,7 +617,7 @@ class Elias:
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
-        """Return the numbers (0 to L − 1) of labels given by number, name or id in the label table.
+        """Return the numbers (0 to L − 1) of labels, each given by number, name or table id.
 
         If several labels have the same name, return all of them.
         """

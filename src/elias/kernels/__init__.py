@@ -226,7 +226,7 @@ def shortlist_bce(
 
 
 class _ShortlistBCE(torch.autograd.Function):
-    """Computes the loss and its gradients with respect to z and log ŷ in one pass."""
+    """Autograd function of `shortlist_bce`: loss and gradients in one pass."""
 
     @staticmethod
     def forward(

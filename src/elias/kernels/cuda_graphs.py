@@ -28,7 +28,7 @@ It returns a function that replays the graph, and the result, which each replay 
 
 
 class GraphRecorder:
-    """Captures functions as CUDA graphs that share one memory pool.
+    """Recorder that captures functions as CUDA graphs in one memory pool.
 
     Replaying one graph overwrites the results of all other graphs. The tensors that a captured
     function reads must keep their addresses and shapes.

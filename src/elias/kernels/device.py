@@ -95,7 +95,7 @@ def limit_threads(limit: int | None = None) -> Iterator[None]:
 
 
 class _Announcement(Listener):
-    """Log a line if compiling loops takes longer than two seconds in total, as in a first run."""
+    """Listener that logs a line if compiling loops takes longer than two seconds in total."""
 
     def __init__(self) -> None:
         self.depth, self.seconds_left = 0, SECONDS_BEFORE_LINE

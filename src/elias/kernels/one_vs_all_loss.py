@@ -17,9 +17,10 @@ from elias.kernels import every_label_bce, product
 from elias.kernels.plain import ranking_key, split_ranking_key
 
 _CHUNK_NUMBERS = 2**24
-"""Logits or weights per chunk: 64 MB in float32."""
+"""Maximum number of logits, and of weights, in a chunk: 64 MB in float32."""
 _CACHED_NUMBERS = 2**18
-"""Logits or weights per chunk of the loss on a CPU: 1 MB, which fit into the cache."""
+"""Maximum number of logits, and of weights, in a chunk of the loss on a CPU: 1 MB, which fits into
+the cache."""
 
 LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.
@@ -134,7 +135,8 @@ def _chunks(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the first label, the weights in float32 and the biases of each chunk.
 
-    A chunk has ``size`` labels or, if that is None, at most ``most`` logits and weights.
+    A chunk has ``size`` labels. If ``size`` is None, it is chosen so that neither the logits nor
+    the weights of a chunk exceed ``most`` numbers.
     """
     size = size or max(1, most // max(embedding.shape))
     for first in range(0, len(weight), size):

@@ -130,9 +130,10 @@ def rank_few(
     top_k: int,
     blocked: Tensor | None = None,
 ) -> Candidates:
-    """Return `rank_all` for a few texts with a bag encoder on a CPU, and their embeddings.
+    """Return the result of `rank_all`, with φ(x), for a few texts with a bag encoder on a CPU.
 
-    The operations of torch would take longer to call than to run. Scores differ by rounding.
+    This runs numba kernels, because calling torch operations would take longer than running them.
+    Scores differ from those of `rank_all` by rounding.
     """
     assert tokens.weights is not None
     n_texts, n_labels, n_clusters = len(tokens.offsets) - 1, model.n_labels, model.graph.n_clusters
@@ -193,7 +194,7 @@ def _batches(
     """Yield row indices and their batch on the model's device. Batches for a GPU are prefetched.
 
     With ``by_length``, the texts of a batch have similar lengths, so that they need less padding.
-    Otherwise they are in their own order, and batches have similar numbers of tokens.
+    Otherwise the texts keep their order, and batches have similar numbers of tokens.
     """
     device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
@@ -274,9 +275,9 @@ class SearchGraphs:
 
         The graphs rank at least ``top_k`` labels of each text. A model that is not in training
         reuses the graphs of its last call while its weights are unchanged. Only one thread at a
-        time can use the graphs of a model; for other threads this yields None. In training, or
-        with blocked labels, graphs are captured only for many texts and released after the call,
-        because training needs the memory and the same blocked labels seldom recur.
+        time can use the graphs of a model; other threads get None. In training, or with blocked
+        labels, graphs are captured only for many texts and released after the call, because
+        training needs the memory and the same blocked labels seldom recur.
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
@@ -408,7 +409,7 @@ class _ModelGraphs:
     def captured_for(
         self, graphs: SearchGraphs, model: EliasModel, sizes: SearchSizes, top_k: int
     ) -> Graphs:
-        """Return the last CUDA graphs if sizes and weights still match, else new ones."""
+        """Return the last CUDA graphs if sizes and weights are unchanged, else capture new ones."""
         width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
         if self._captured_sizes is not None and self._captured_sizes[0] == sizes:
             width = max(width, self._captured_sizes[1])

@@ -90,7 +90,7 @@ class LinearRows(nn.Module):
         return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the batch size over all processes, given this process's ``n_points``."""
+        """Return the size of the whole batch, of which this process has ``n_points`` points."""
         return n_points
 
     @torch.no_grad()
@@ -193,7 +193,7 @@ class EliasModel(nn.Module):
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
         beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
-        # best clusters first, so that the first path found to a label is mostly the best one
+        # best clusters first, so that the first path found to a label is usually the best
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(

@@ -20,12 +20,13 @@ from elias.text.batches import TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
 
-FEW_TEXTS = 80
-"""With at least this many texts, the bag omits words and n-grams that only one text contains."""
+MIN_TEXTS_TO_OMIT_RARE = 80
+"""With at least this many texts, the bag encoder omits words and n-grams that only one text
+contains."""
 
 
 class TextEncoder(nn.Module):
-    """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
+    """Base class of encoders, which map tokenized texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
     dropout: nn.Dropout
@@ -39,7 +40,7 @@ class TextEncoder(nn.Module):
     capturable: bool = False
     """True if CUDA graphs can capture `forward`, for batches of `fixed_size_batch`."""
     pad_id: int = 0
-    """Token id of padding and fillers."""
+    """Token id of padding and filler tokens."""
     max_length: int = 0
     """Maximum number of tokens that are encoded together."""
     needs_rows: bool = False
@@ -168,7 +169,7 @@ def build_encoder(
     featurizer = Featurizer.fit(
         texts,
         char_ngrams=config.char_ngrams,
-        min_count=1 if len(texts) < FEW_TEXTS else 2,
+        min_count=1 if len(texts) < MIN_TEXTS_TO_OMIT_RARE else 2,
         max_features=config.max_features,
     )
     if not featurizer.n_features:

@@ -45,7 +45,7 @@ SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
 _WINDOWS_AT_ONCE = 16  # minimum number of windows that are encoded together
 _MAX_LAYERS = 1 << 10
-_MAX_SIZE = 1 << 24  # of the vocabulary, of positions and of dimensions
+_MAX_SIZE = 1 << 24  # maximum size of vocabulary, positions and dimensions
 _MAX_GROWTH = 100  # maximum factor by which the normalizer may lengthen a text
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "elias")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -219,8 +219,8 @@ class TransformerEncoder(TextEncoder):
     def packs(self, device: torch.device) -> bool:
         """Return whether `forward` reads batches on this device without padding.
 
-        Attention over texts of different lengths is a kernel for GPUs, in bfloat16. Dropout by
-        `KeyedDropout` needs the texts in rows.
+        The attention kernel for texts without padding needs a GPU and bfloat16. `KeyedDropout`
+        needs each text in a row of its own.
         """
         return (
             self.transformer.config._attn_implementation == _OWN_ATTENTION
@@ -254,7 +254,8 @@ class TransformerEncoder(TextEncoder):
     def _pool_packed(self, batch: TokenBatch) -> Float[Tensor, "B width"]:
         """Encode the texts as one row of tokens without padding, and pool each text.
 
-        Attention stays within a text. Fillers are split into texts of at most ``longest`` tokens.
+        Attention stays within a text. Filler tokens are treated as texts of at most ``longest``
+        tokens.
         """
         ids, n_tokens = batch.ids, len(batch.ids)
         bounds = batch.offsets
@@ -288,7 +289,7 @@ class TransformerEncoder(TextEncoder):
         offsets = batch.offsets.cpu()
         lengths = offsets.diff()
         counts = (-(-lengths // self.max_length)).clamp(min=1)
-        text = torch.arange(n_texts).repeat_interleave(counts)  # of each window
+        text = torch.arange(n_texts).repeat_interleave(counts)  # text of each window
         number = torch.arange(len(text)) - (counts.cumsum(0) - counts)[text]
         begin = number * self.max_length
         length = (lengths[text] - begin).clamp(max=self.max_length)
@@ -379,7 +380,7 @@ def _attention(
     max_length_q: int = 0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for transformers, whose names of arguments these are.
+    """Compute attention. The library transformers calls this with these argument names.
 
     Args:
         module: The attention layer.
@@ -411,7 +412,7 @@ def packed_attention(
 ) -> Float[Tensor, "N H d"]:
     """Return the attention of each token over the tokens of its own text.
 
-    Without a GPU it is computed by a mask over all pairs of tokens, for tests.
+    On a CPU, which only tests use, attention is masked over all pairs of tokens.
     """
     if query.is_cuda:
         attended: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
@@ -473,7 +474,7 @@ def _check_settings(settings: Any) -> None:
         if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
             raise ValueError(f"{name} is {value}, which is too large")
     for name, value in vars(settings).items():
-        if hasattr(value, "to_dict"):  # the settings of a part
+        if hasattr(value, "to_dict"):  # nested settings, such as those of a sub-model
             _check_settings(value)
         # transformers downloads and runs kernels that are named here
         elif "implementation" in name and value not in _IMPLEMENTATIONS:

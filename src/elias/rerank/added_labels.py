@@ -143,7 +143,7 @@ class AddedLabels:
         return len(self.labels)
 
     def __add__(self, other: AddedLabels) -> AddedLabels:
-        """Return the rows of both, without names."""
+        """Return the rows of both objects, without names."""
         return AddedLabels(
             np.concatenate([self.labels, other.labels]),
             np.concatenate([self.vectors, other.vectors]),
@@ -181,9 +181,9 @@ class AddedLabels:
     ) -> AddedLabels:
         """Return a copy with shifted log-odds, given the mean number of relevant labels per text.
 
-        The constants of this module already give an estimate of this mean, and ``n_relevant`` is a
-        second one. The shift goes half of the way from the first to the second. Embeddings and
-        texts are as in `probabilities`.
+        The constants of this module already imply an estimate of this mean, and ``n_relevant`` is a
+        second estimate. The shift goes half of the way from the first to the second. Embeddings and
+        texts are the arguments of `probabilities`.
         """
         n_texts = min(len(texts), max(1, _CELLS // max(1, len(self))))
         log_odds = self.log_odds(embedding[:n_texts], texts[:n_texts])
@@ -192,7 +192,7 @@ class AddedLabels:
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
-        """The vocabulary of names, their normalised idf² weights, and each row's first name."""
+        """Return the vocabulary of names, their idf² weights, and the first name of each row."""
         terms = [name for names in self.names for name in names]
         starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
         featurizer = Featurizer.fit(
@@ -250,7 +250,7 @@ class AddedLabels:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the ``top_k`` most probable labels of each text, and their probabilities.
 
-        ``blocked`` is an (L,) mask of labels to leave out. Their slots have label -1 and
+        ``blocked`` is an (L,) mask of labels to leave out. Slots without a label have label -1 and
         probability 0. The other arguments are as in `probabilities`.
         """
         width = min(top_k, len(self))
@@ -284,7 +284,7 @@ def _add_shares(
     shares: tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]],
     out: NDArray[np.float32],
 ) -> None:
-    """Write the share of each name that each text covers to ``out`` (n, names)."""
+    """Write to ``out`` (n, names) the share of each name that occurs in each text."""
     values, names, name_starts = shares
     for text in range(out.shape[0]):
         last = -1

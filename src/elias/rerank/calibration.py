@@ -53,7 +53,8 @@ FOREST_LEAF = 20
 FOREST_FEATURE_SHARE = 0.5
 """Share of the features that are considered at each node of a random forest."""
 MAX_VALUES = 1024
-"""Maximum number of distinct values of a feature. Features with more are reduced to quantiles."""
+"""Maximum number of distinct values of a feature. Features with more values are reduced to
+quantiles."""
 _PAIRS_PER_CHUNK = 1 << 15  # pairs that a thread evaluates at a time
 _PAIRS_PER_BLOCK = 256  # pairs that descend a tree together
 _1, _5, _31, _32, _LOW_BITS = map(np.uint64, (1, 5, 31, 32, 2**32 - 1))
@@ -170,17 +171,17 @@ class Calibration:
 
     @cached_property
     def roots(self) -> NDArray[np.int64]:
-        """Index of the root node of each tree."""
+        """Return the index of the root node of each tree."""
         inner = self.feature != LEAF
         children = np.concatenate([self.left[inner], self.right[inner]])
         return np.setdiff1d(np.arange(len(self.feature)), children)
 
     @cached_property
     def _nodes(self) -> tuple[Array, Array, Array, Array, Array, int]:
-        """The ``nodes`` of `_mean_value`. Indices are unsigned, so that numba omits sign checks."""
+        """Return the ``nodes`` of `_mean_value`. Unsigned indices let numba omit sign checks."""
         leaf, nodes = self.feature == LEAF, np.arange(len(self.feature))
         left, right = np.where(leaf, nodes, self.left), np.where(leaf, nodes, self.right)
-        # round down to float32: float32 features compare with it as with the float64 threshold
+        # rounding down to float32 does not change comparisons with float32 features
         threshold = self.threshold.astype(np.float32)
         below = np.nextafter(threshold, np.float32(-np.inf))
         depth, level = 0, self.roots
@@ -263,7 +264,10 @@ def _features(
     frequencies: NDArray[Any],
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return the features (p, q, p·q, n_ℓ, …) as float32 rows, one value for each pair."""
+    """Return a float32 array with one row per feature and one column per (point, label) pair.
+
+    The features are p, q, p·q, n_ℓ and the ``extra`` ones.
+    """
     p, q = np.asarray(scores, np.float32), np.asarray(relevances, np.float32)
     rows = (p, q, p * q, frequencies, *extra)
     return np.stack(rows, dtype=np.float32).reshape(len(rows), -1)
@@ -424,7 +428,7 @@ def _mean_value(
 class NameOverlap(NamedTuple):
     """The overlap of texts with the names of their candidates, as (N, k) arrays in [0, 1]."""
 
-    likeness: NDArray[np.float32]
+    similarity: NDArray[np.float32]
     """Cosine similarity of text and name. The features of the name are weighted by idf."""
     coverage: NDArray[np.float32]
     """Share of the name's features that occur in the text, weighted by idf²."""
@@ -433,7 +437,7 @@ class NameOverlap(NamedTuple):
 N_NAME_FEATURES = len(NameOverlap._fields)
 """Number of extra features if T uses names."""
 N_PROPOSED = 50
-"""Number of labels that are added to the candidates of a text by the likeness of their names."""
+"""Number of labels that are added to the candidates of a text by the similarity of their names."""
 _MAX_NAMES, _MAX_NAMES_SHARE = 20, 0.01  # `propose` skips features in more names than both limits
 
 
@@ -485,7 +489,7 @@ class LabelNames:
 
     @cached_property
     def _totals(self) -> NDArray[np.float64]:
-        """(L,) sum of idf² over the features of each label."""
+        """Return the sum of idf² over the features of each label (L,)."""
         labels = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         weights = self.idf[self.columns].astype(np.float64) ** 2
         totals = np.bincount(labels, weights, minlength=len(self.starts) - 1)
@@ -493,10 +497,11 @@ class LabelNames:
 
     @cached_property
     def _labels_of_features(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """The labels of each feature (weights, labels, starts), without very common features.
+        """Return the labels of each feature (weights, labels, starts), without common features.
 
-        The likeness of a label and a text is the dot product of the label's weights and the text's
-        features. Common features take most of the time and hardly change the best labels.
+        The similarity of a label and a text is the dot product of the label's weights and the
+        text's features. Very common features would take most of the time and hardly change the best
+        labels.
         """
         n_labels, n_features = len(self.starts) - 1, len(self.idf)
         labels = np.repeat(np.arange(n_labels), np.diff(self.starts))
@@ -611,14 +616,14 @@ def _compare(
 def _propose(
     begin: int,
     end: int,
-    likeness: NDArray[np.float32],
+    similarity: NDArray[np.float32],
     rows: Rows,
     labels_of_features: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     candidates: NDArray[Any],
     allowed: NDArray[np.bool_],
     out: NDArray[np.int64],
 ) -> None:
-    """Write the labels with the highest likeness to ``out``. Break ties by label id."""
+    """Write the labels with the highest name similarity into ``out``, ties by label id."""
     data, columns, starts, _ = rows
     weights, labels, label_starts = labels_of_features
     n_labels, count = allowed.shape[0], out.shape[1]
@@ -629,16 +634,16 @@ def _propose(
             value = data[j]
             for i in range(label_starts[columns[j]], label_starts[columns[j] + 1]):
                 label = labels[i]
-                before = likeness[label]
+                before = similarity[label]
                 if before == 0:
                     touched[n_touched] = label
                     n_touched += 1
-                likeness[label] = before + value * weights[i]
+                similarity[label] = before + value * weights[i]
         for k in range(candidates.shape[1]):
             if candidates[row, k] < n_labels:
-                likeness[candidates[row, k]] = 0
+                similarity[candidates[row, k]] = 0
         for label in touched[:n_touched]:
-            value, likeness[label] = likeness[label], 0
+            value, similarity[label] = similarity[label], 0
             if value <= 0 or not allowed[label]:
                 continue
             at = n_best  # insert it into the sorted list

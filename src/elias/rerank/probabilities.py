@@ -34,7 +34,8 @@ PROBABILITIES = "probabilities"
 """Metadata key under which a model stores the quality of its probabilities."""
 ECE_AT = 5
 _STEPS = 200
-"""Number of steps between the thresholds 0, 1/200, …, 1 at which precision and recall are known."""
+"""Number of equal steps between 0 and 1. Their bounds are the thresholds at which precision and
+recall are measured."""
 _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
 PER_LABEL = "per-label"
@@ -161,7 +162,7 @@ class Probabilities:
         return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
 
     def assign(self, predictions: Predictions, target: float | str) -> Predictions:
-        """Keep only the labels that are assigned with a target, see `threshold`."""
+        """Keep only the labels that the rule for ``target`` assigns, see `threshold`."""
         if weights := self.label_weights(target):
             return predictions.best_by(weights)
         return predictions.threshold(
@@ -317,7 +318,7 @@ def calibration_error(
 
 
 def _steps(probability: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the highest threshold step that each probability reaches."""
+    """Return the step of the highest threshold that each probability reaches."""
     rounded = probability.astype(np.float32).astype(np.float64)
     return np.floor(rounded * _STEPS + 1e-9).astype(np.int64)
 
@@ -367,10 +368,9 @@ def _choose_rules(
 
 
 def _rare_weights(predictions: Predictions, labels: csr_matrix) -> dict[int, float]:
-    """Return the weights of labels with the best macro-F1 if every point gets one label.
+    """Choose label weights n^-τ that maximise macro-F1 when each point gets one label.
 
-    The weights n^-τ favour rare labels, where n is the label's number of points plus 1. Return an
-    empty dictionary if τ = 0 is best.
+    n is the label's number of points plus 1. An empty dictionary means τ = 0 is best.
     """
     counts = np.bincount(labels.indices, minlength=labels.shape[1]) + 1.0
     best, chosen = -1.0, {}
@@ -389,7 +389,7 @@ def _label_thresholds(
     labels: csr_matrix,
     lowest: int,
 ) -> dict[int, float]:
-    """Return a threshold for each label with which its F1 is better than at the common threshold.
+    """Return thresholds for single labels, where they give a better F1 than the common one.
 
     Only labels with `MIN_LABEL_POINTS` held-out points are considered. To avoid overfitting, the
     pairs are halved, and the best threshold of each half is measured on the other half.
@@ -411,7 +411,7 @@ def _label_thresholds(
         sides = [pairs[half], pairs[~half]]
         assigned = np.stack([_reached(steps[side]) for side in sides])
         correct = np.stack([_reached(steps[side], relevant[side]) for side in sides])
-        # no threshold reaches relevant pairs that are not predicted; count half in each half
+        # relevant pairs that are not predicted are always missed; each half gets half of them
         missed = (n_true[label] - correct[:, 0].sum()) / 2
         first, second = 2 * correct / np.maximum(assigned + correct[:, :1] + missed, 1)
         if first[second.argmax()] + second[first.argmax()] > first[lowest] + second[lowest]:

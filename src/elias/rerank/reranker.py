@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
-"""Names of the components. They rank by p·q, by p·q and T, and by p·q and a T with label names.
+"""Names of the components. The first ranks by p·q, the second by p·q and T, and the third by p·q
+and a T that also uses label names.
 
 p is the score of the search, q that of the ranker, and T the calibration.
 """
@@ -84,7 +85,7 @@ def choose_sharpness(
         relevant: (N, k) mask of the relevant candidates.
         n_relevant: (N,) number of relevant labels of each point, including labels that are not
             candidates.
-        powers: Values of γ to choose from. The paper's value is 1.
+        powers: Values of γ to choose from. The paper uses γ = 1.
 
     >>> p, q = np.array([[0.9, 0.8]] * 9), np.array([[0.5, 0.6]] * 9)
     >>> choose_sharpness(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
@@ -112,7 +113,7 @@ def choose_sharpness(
 def is_calibrated(config: RerankConfig, n_held_out: int, *, every_label: bool) -> bool:
     """Return whether `Reranker.fit` fits calibrations if this number of points is held out.
 
-    They do not help a ranker that scores every label, because it is trained on every pair.
+    Calibrations do not help a ranker that scores every label, because it is trained on every pair.
     """
     return config.calibrate and not every_label and n_held_out >= MIN_POINTS
 
@@ -168,7 +169,7 @@ class Reranker:
             labels: (N, L) relevant labels of the training points.
             config: The resolved settings.
             validation: Candidates, features and relevant labels of points that neither model nor
-                ranker was trained on. None: scores are not calibrated.
+                ranker was trained on. If None, scores are not calibrated.
             filtered: (N, L) labels that the filters exclude for each validation point.
             label_names: Names of the labels, for `RerankConfig.names`.
             every_label: Whether all labels are candidates. The ranker is then a complete linear
@@ -342,13 +343,13 @@ class Reranker:
 
     @cached_property
     def components(self) -> tuple[str, ...]:
-        """The components that this reranker has, in order."""
+        """Return the names of the components that this reranker has, in order."""
         parts = {RERANK: self.ranker, CALIBRATE: self.calibration, NAMES: self.by_name}
         return tuple(name for name, part in parts.items() if part is not None)
 
     @cached_property
     def _trained(self) -> NDArray[np.bool_]:
-        """(L,) mask of the labels with training points."""
+        """Return a mask (L,) of the labels with training points."""
         return self.frequencies > 0
 
     def rerank(
@@ -443,7 +444,7 @@ class Reranker:
         """Return the factors of the final score, each (N, k) and 0 where padded.
 
         ``ranker_score`` is q^γ. ``calibrated_score`` is T, if the reranker has a calibration.
-        ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T reads names.
+        ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T uses names.
         """
         return self.scores(candidates, self.features.rows(inputs), self.components[-1:])[1]
 
@@ -451,7 +452,7 @@ class Reranker:
 def _is_among(
     ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]], n_labels: int
 ) -> NDArray[np.bool_]:
-    """Return a mask of the ids that are in the same row of ``others``."""
+    """Return a mask of the ids that also occur in the same row of ``others``."""
     first = np.arange(len(ids))[:, None] * (n_labels + 1)
     return np.asarray(np.isin(first + ids, first + others))
 

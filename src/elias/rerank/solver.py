@@ -199,7 +199,7 @@ def _fit_labels(
 ) -> tuple[Array, Array, Array, Array]:
     """Fit a chunk of labels, and update their ``duals``.
 
-    ``weight`` is a buffer of zeros with one entry per feature, ``first`` the result of
+    ``weight`` is a buffer of zeros with one entry per feature, and ``first`` is the result of
     `_first_weights`. Return the number of weights of each label, the biases, and the columns and
     values of all weights.
     """
@@ -317,8 +317,9 @@ def _solve(
 def _best_logit(logit: float, margin: float, square: float, cost: float, precision: float) -> float:
     """Return the u_i that minimises the dual: the root of u + A·σ(u) + B, by Newton's method.
 
-    A is the curvature and B the slope. The root is unique, because the derivative is at least 1.
-    Steps are limited to the interval [−B − A, −B], which contains the root.
+    A is ``square`` · ``cost``, and B does not depend on u. The root is unique, because the
+    derivative is at least 1. Steps are limited to the interval [−B − A, −B], which contains the
+    root.
     """
     curvature, slope = square * cost, margin - square * (cost * _sigmoid(logit))
     low, high = -slope - curvature, -slope

@@ -49,7 +49,7 @@ _buffers = threading.local()  # per thread; allocation takes longer than scoring
 
 @dataclass(frozen=True)
 class RankerFeatures:
-    """Convert texts or feature vectors to the sparse part of ψ(x) (Eq. 16).
+    """Converter of texts or feature vectors to the sparse part of ψ(x) (Eq. 16).
 
     Each row is scaled to length 1.
 
@@ -116,7 +116,10 @@ class RankerFeatures:
         return matrix
 
     def rows(self, inputs: Inputs) -> Rows:
-        """Return `transform` as arrays. For one text, building a matrix would take longer."""
+        """Return the result of `transform` as CSR arrays.
+
+        For one text this is faster than building a csr_matrix.
+        """
         if self.featurizer is None or not isinstance(inputs, Sequence):
             return as_rows(self.transform(inputs))
         starts, ids, weights = self.featurizer.weigh(inputs, unit=True)
@@ -279,7 +282,7 @@ class SparseRanker:
 
     @cached_property
     def _arrays(self) -> tuple[SparseArrays, SparseArrays]:
-        """Both matrices as arrays for the compiled functions."""
+        """Return both weight matrices as arrays for the compiled functions."""
         return _arrays(self.weights), _arrays(self.dense_weights)
 
 

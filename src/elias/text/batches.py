@@ -20,7 +20,7 @@ from elias.text.tokens import Tokens
 T = TypeVar("T")
 
 _LENGTH_MULTIPLE = 8
-_MIN_STEP = 64  # tokens
+_MIN_STEP = 64  # minimum of `packed_step`, in tokens
 _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
@@ -57,7 +57,8 @@ class TokenBatch(Batch):
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """Upper bound of the tokens of a text. As a Python int, it is known without a GPU sync."""
+    """Upper bound of the number of tokens of a text. It is a Python int, so reading it needs no GPU
+    sync."""
     weights: Float[Tensor, " tokens"] | None = None
     filled: bool = False
     """True if the texts may be followed by filler tokens, see `fixed_size_batch`."""
@@ -144,7 +145,9 @@ def padded_length(n_tokens: int, max_length: int) -> int:
 
 
 def packed_step(n_tokens: int) -> int:
-    """Return the step between the sizes of packed batches: at most a 32nd of ``n_tokens``, or 64.
+    """Return the step s: the size of a packed batch is rounded up to a multiple of s tokens.
+
+    It is the largest power of two up to ``n_tokens`` / 32, but at least 64.
 
     >>> [packed_step(n) for n in (20, 3000, 12_500)]
     [64, 64, 256]
@@ -171,8 +174,9 @@ def fixed_size_batch(
         rows: The texts of the batch.
         pad_id: The id of filler tokens.
         max_length: Maximum number of tokens of a text.
-        packs: True if the encoder reads the texts without padding. Then the number of tokens is
-            rounded up. Otherwise it is that of texts padded to `padded_length`.
+        packs: True if the encoder reads the texts without padding. The number of tokens is then
+            rounded up to a multiple of `packed_step`. If False, it is the number of texts times
+            `padded_length`.
         n_rows: Minimum number of texts.
 
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))

@@ -289,7 +289,7 @@ _job: tuple[DiskTexts, Featurizer]  # texts and featurizer of a worker process
 
 
 def _start(folder: Path, rows: NDArray[np.int64] | None, featurizer: Featurizer) -> None:
-    """Open the texts in a worker process."""
+    """Open the texts when a worker process starts."""
     global _job
     _job = DiskTexts(folder, "", rows), featurizer
 

@@ -279,7 +279,7 @@ class Featurizer:
         return csr_matrix((weights, ids, starts), shape=(len(starts) - 1, len(self.idf)))
 
     def weigh(self, texts: Sequence[str], *, unit: bool = False) -> Weights:
-        """Return the features of texts as arrays, see `weigh_terms`."""
+        """Return the tf-idf features of texts as CSR arrays, weighted by `weigh_terms`."""
         firsts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[Weights] = []
         for first in track(firsts, "Reading words") if len(firsts) > 1 else firsts:
@@ -405,14 +405,14 @@ def weigh_terms(
     n_words: int,
     unit: bool,
 ) -> Weights:
-    """Weigh the terms of each text by (1 + log tf)·idf, and scale words and n-grams to unit norm.
+    """Weight terms by (1 + log tf)·idf and L2-normalise words and n-grams separately.
 
     Args:
         starts: (N + 1,) offsets. The terms of text i are ``terms[starts[i]:starts[i + 1]]``.
         terms: Term ids in any order, including repeats.
         idf: Inverse document frequency of every id.
         n_words: Number of words. Ids below it are words; the rest are character n-grams.
-        unit: Finally scale the words and n-grams of each text together to unit norm.
+        unit: Also L2-normalise the whole vector of each text.
 
     Returns:
         The weights in CSR layout (indptr, sorted indices, data).

@@ -63,7 +63,7 @@ METADATA_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
 FORMAT_VERSION = 2
 WEIGHTS = "model."
-"""Name prefix of the model weights. A checkpoint is only written if all of them are finite."""
+"""Name prefix of the model weights. If one of them is not finite, no checkpoint is written."""
 _SHARDS = ".shards"
 _CHUNK_ROWS = 2**16
 _POLL_SECONDS = 0.05
@@ -133,10 +133,10 @@ def rebuild_model(
     *,
     one_vs_all: bool,
 ) -> EliasModel:
-    """Build the model of a checkpoint around ``encoder``, and load the weights of both.
+    """Build the model of a checkpoint around ``encoder``, and load all weights.
 
-    ``rows`` are the label classifiers of this process. ``one_vs_all`` is used for checkpoints of
-    older versions, which do not store it.
+    ``rows`` are the label classifiers of this process. ``one_vs_all`` is True for a model without a
+    graph. It is read only for checkpoints of older versions, which do not store this.
     """
     settings = checkpoint.metadata["model"]
     tensors = strip_prefix(WEIGHTS, checkpoint.tensors)
@@ -170,7 +170,7 @@ def full_checkpoint(
     Args:
         current: The `model_checkpoint` of the model in training.
         device: The device, whose random state is included.
-        partition: The cluster of each label, or None.
+        partition: The cluster of each label, or None for a one-vs-all model.
         earlier: The `model_checkpoint` of the best earlier stage, or None.
         progress: The state of the current stage, or None if it is finished.
     """
@@ -214,7 +214,7 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 class Checkpoints:
-    """Schedule, write, find and read the checkpoints of one run."""
+    """Manager of the checkpoints of one run: schedules, writes, finds and reads them."""
 
     def __init__(
         self, folder: Path, config: CheckpointConfig, world: World = SingleProcess()
@@ -233,7 +233,7 @@ class Checkpoints:
         return self.config.keep > 0
 
     def due(self) -> bool:
-        """Return whether a checkpoint should be written after a training step."""
+        """Return whether the time between checkpoints has passed and no write is in progress."""
         elapsed, seconds = time.monotonic() - self._saved_at, 60 * self.config.minutes
         return self.enabled and self._writing.done() and 0 < seconds <= elapsed
 
@@ -292,14 +292,14 @@ class Checkpoints:
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's request to stop or save. Return any request of the last step."""
+        """Send a request to stop or save to all processes. Return the requests of the last step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()
         return signal_number or None, bool(any_due)
 
     def _save_copy(self, run: Run, where: str, checkpoint: Checkpoint, stop: int | None) -> None:
-        """Write a copy of a checkpoint and the state of the run. Stop if ``stop`` is a signal."""
+        """Save a copy of a checkpoint with the run's state. If ``stop`` is set, stop the run."""
         written = False
         if self.enabled:
             copies = {
@@ -333,7 +333,7 @@ class Checkpoints:
         return None
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint, but only this process's rows of W_L."""
+        """Read a checkpoint. Of W_L, read only the rows of this process."""
         return Checkpoint(_read_metadata(path), read_tensors(path, self.world))
 
     def clear(self) -> None:

@@ -1,9 +1,10 @@
-"""Stage 0: train the encoder to place texts near the texts of their labels.
+"""Stage 0: train the encoder to embed texts close to the texts of their labels.
 
-Each step samples one label of each text in a batch, and compares the texts with the texts of these
-labels. The loss is the cross-entropy over the cosines of φ, from texts to label texts and back.
-Other labels of a text are not used as negatives. After a third of the epochs, batches consist of
-groups of near texts, whose labels are harder to tell apart. See docs/explanation/label-text.md.
+Each step samples one label for each text of a batch, and compares all these texts with the label
+texts of all sampled labels. The loss is the cross-entropy over the cosines of φ, from texts to
+label texts and from label texts to texts. The other labels of a text are not used as its negatives.
+After a third of the epochs, batches consist of groups of similar texts, whose labels are harder to
+tell apart. See docs/explanation/label-text.md.
 """
 
 from __future__ import annotations
@@ -45,25 +46,28 @@ if TYPE_CHECKING:
 
 EPOCHS = 10
 MAX_STEPS = {"bag": 20_000, "transformer": 5_000}
-"""Maximum number of steps. With many points there are fewer epochs, but at least one."""
+"""Maximum number of steps for each kind of encoder. It reduces the epochs of large corpora, but at
+least one epoch is trained."""
 MAX_BATCH_SIZE, MAX_BATCH_TOKENS = 1024, 1 << 15
-"""Limits of the larger batches of a transformer, see `contrast_batch_size`."""
+"""Maximum number of texts and of tokens in the enlarged batches of a transformer, see
+`contrast_batch_size`."""
 TEMPERATURE = 0.05
-"""Number by which cosines are divided before the softmax."""
+"""Temperature of the softmax: cosines are divided by this number."""
 NEAR_TEXTS = True
-"""Whether batches consist of groups of near texts after a third of the epochs."""
+"""Whether batches consist of groups of similar texts after a third of the epochs."""
 GROUP_SIZE = 8
-"""Approximate number of texts in a group of near texts."""
+"""Approximate number of texts in a group of similar texts."""
 EPOCHS_PER_GROUPING = 5
 
 
 def train_by_contrast(
     encoder: TextEncoder, points: Points, label_texts: Points, stage: ResolvedStage, seed: int
 ) -> float:
-    """Train the encoder on pairs of a text and one of its labels; return the last mean loss.
+    """Train the encoder on pairs of a text and one of its labels.
 
-    In each epoch one label of each text is sampled, with a probability ∝ 1/√frequency. A point is
-    left out if none of its labels has a text. φ has no dropout, because it would change cosines.
+    Return the mean loss of the last epoch. In each epoch, one label of each text is sampled with a
+    probability ∝ 1/√frequency. A point is left out if none of its labels has a text. Dropout on φ
+    is off, because it would change cosines.
 
     Args:
         encoder: The encoder, on its device.
@@ -110,10 +114,11 @@ def train_by_contrast(
 
 
 def contrast_batch_size(encoder: TextEncoder, tokens: Tokens, batch_size: int) -> int:
-    """Return the batch size of stage 0, given that of the first stage.
+    """Return the batch size of stage 0, given the batch size of the first stage.
 
-    A bag uses the same. A transformer uses a batch up to four times as large, because the other
-    texts of a batch are the negatives, within `MAX_BATCH_SIZE` and `MAX_BATCH_TOKENS`.
+    A bag encoder uses the same size. A transformer uses batches up to four times as large, because
+    the other texts of a batch are the negatives. `MAX_BATCH_SIZE` and `MAX_BATCH_TOKENS` limit its
+    batches.
     """
     if encoder.uses_numba:
         return batch_size
@@ -123,7 +128,7 @@ def contrast_batch_size(encoder: TextEncoder, tokens: Tokens, batch_size: int) -
 
 
 def near_groups(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
-    """Return the group of each text: clusters of `GROUP_SIZE` or more near texts."""
+    """Cluster similar texts in groups of about `GROUP_SIZE`. Return the group of each text."""
     no_words = csr_matrix((len(embedding), 0), dtype=np.float32)
     directions = unit_embedding(embedding - embedding.mean(axis=0))
     n_groups = max(1, len(embedding) // GROUP_SIZE)
@@ -133,7 +138,7 @@ def near_groups(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
 def grouped_batches(
     groups: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield batches of rows, with the groups in random order and their rows together."""
+    """Yield batches of row indices: groups in random order, with the rows of a group together."""
     order = np.argsort(rng.permutation(groups.max(initial=0) + 1)[groups], kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
@@ -141,12 +146,12 @@ def grouped_batches(
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Batch):
-    """A batch of B texts and the texts of m labels, one sampled for each text."""
+    """A batch of B texts, and the texts of the m different labels that were sampled for them."""
 
     tokens: TokenBatch
     """The B texts, followed by the m texts of labels."""
     relevant: Tensor
-    """(B, m) whether each text has each label."""
+    """(B, m) mask: True if the text has the label."""
     sampled: Tensor
     """(B,) index of the label sampled for each text."""
 
@@ -155,12 +160,12 @@ class Pairs(Batch):
         return len(self.sampled)
 
     def loss(self, encoder: TextEncoder) -> Tensor:
-        """Return the `contrast_loss`."""
+        """Return the `contrast_loss` of the batch."""
         return contrast_loss(encoder(self.tokens).float(), self.relevant, self.sampled)
 
 
 class PairSampler:
-    """Sample one label of each text, with a probability ∝ 1/√frequency."""
+    """Sampler of one label for each text, with a probability ∝ 1/√frequency."""
 
     def __init__(self, points: Points, label_texts: Points, rng: np.random.Generator) -> None:
         n_labels = points.labels.shape[1]
@@ -173,7 +178,7 @@ class PairSampler:
         self._log_weight = np.where(self._text_of >= 0, log_weight, -np.inf)
 
     def sample(self, rows: NDArray[np.int64]) -> Pairs:
-        """Return the points of ``rows`` that have a label with a text, with a sampled label."""
+        """Sample a label of each point. Leave out points if none of their labels has a text."""
         positives = positives_of(self._points.labels, rows).numpy()
         keys = self._log_weight[positives] + self._rng.gumbel(size=positives.shape)
         drawn = positives[np.arange(len(rows)), keys.argmax(axis=1)]
@@ -198,7 +203,7 @@ def contrast_loss(embedding: Tensor, relevant: Tensor, sampled: Tensor) -> Tenso
 
     Args:
         embedding: (B + m, D) φ of B texts, followed by φ of m label texts.
-        relevant: (B, m) whether each text has each label.
+        relevant: (B, m) mask: True if the text has the label.
         sampled: (B,) index of the label sampled for each text. Other labels of the text, and other
             texts of the label, are not used as negatives.
 

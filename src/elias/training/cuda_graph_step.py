@@ -27,10 +27,10 @@ class _Output(NamedTuple):
 
 
 class CudaGraphStep:
-    """Compute `EliasModel.losses` and all gradients with one captured CUDA graph per input shape.
+    """Training step that computes the losses and all gradients in one CUDA graph per input shape.
 
-    To limit the number of shapes, batches have a few sizes (`fixed_size_batch`), and the lists of
-    positive labels a few widths (`pad_positives`).
+    To limit the number of shapes, batches are padded to a few sizes (`fixed_size_batch`), and lists
+    of positive labels to a few widths (`pad_positives`).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CudaGraphStep:
     def _restored(self, *, always: bool) -> Iterator[None]:
         """Restore the gradients of label classifiers and edges after the block.
 
-        Unless ``always``, restore them only if the block raises an error.
+        If ``always`` is False, restore them only if the block raises an error.
         """
         gradients = self._gradients
         n_pairs = len(gradients.pairs)

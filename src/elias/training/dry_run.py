@@ -139,7 +139,7 @@ def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) ->
 
 
 def _words_per_text(sample: Split) -> float:
-    """Return the mean number of distinct words per text, or of features if there are no texts."""
+    """Return the mean number of distinct words per text, or of features per point without texts."""
     if sample.features is not None:
         return float(sample.features.nnz / max(1, len(sample)))
     assert sample.texts is not None

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 
 SCALE = 10.0
-"""Initial logit, without bias, of an embedding in the direction of a label's centroid."""
+"""Initial logit (without bias) of an embedding that lies in the direction of a label's centroid."""
 MIN_SPREAD = 0.1
-"""Minimum mean distance of embeddings from their center that `SCALE` refers to, as a share of the
-distance of the center from 0. Long texts of the same words have nearly equal embeddings, and small
-changes of these would otherwise give huge logits."""
+"""Minimum of `Centroids.spread` when weights are scaled, as a share of the distance of the center
+from 0. Long texts with the same words have nearly equal embeddings. Without a minimum, small
+differences between them would give huge logits."""
 NAME_WEIGHT = 2
 """Weight of a label text in the centroid of its label. A point has weight 1."""
 INDEXED_POINTS = 10
-"""Minimum number of points of a new label to get edges when a model is trained further. Labels with
-fewer points are predicted better by their names, with their points as examples."""
+"""When a model is trained further, a new label gets edges only if it has at least this many points.
+Labels with fewer points are predicted better by their names, with their points as examples."""
 _CHUNK_POINTS = 2**16  # number of points whose embeddings are broadcast at a time
 
 
@@ -64,7 +64,7 @@ def initial_encoder(
     init_from: Elias | None,
     world: World = SingleProcess(),
 ) -> TextEncoder:
-    """Return a copy of the encoder of ``init_from``, or a new encoder.
+    """Return a copy of the encoder of ``init_from``, or a new encoder if ``init_from`` is None.
 
     For a bag of words, rank 0 builds the vocabulary and broadcasts it.
     """
@@ -83,7 +83,7 @@ def initial_encoder(
 
 
 class Centroids(NamedTuple):
-    """The mean direction of each label's points from the center, the mean of all embeddings."""
+    """The direction from the center (the mean of all embeddings) to each label's centroid."""
 
     directions: NDArray[np.float32]
     """(L, D) unit vectors, or zeros for a label without points."""
@@ -94,7 +94,7 @@ class Centroids(NamedTuple):
 
 
 def find_centroids(labels: csr_matrix, embedding: NDArray[np.float32]) -> Centroids:
-    """Return the direction of each label from the mean embedding of all points."""
+    """Return the direction of each label's centroid from the mean embedding of all points."""
     center = embedding.mean(axis=0)
     away = embedding - center
     spread = float(np.linalg.norm(away, axis=1).mean())
@@ -134,10 +134,11 @@ def find_sharded_centroids(
 def init_from_centroids(
     rows: LinearRows, directions: NDArray[np.float32], centroids: Centroids, bias: float
 ) -> None:
-    """Set the weights of each row to its scaled direction, and its logit at the center to ``bias``.
+    """Set each row of weights to its scaled direction, so that the logit at the center is ``bias``.
 
-    At the mean distance from the center, the logit of an embedding is ``SCALE`` · cosine +
-    ``bias``, where the cosine is between the directions of the embedding and the row.
+    An embedding at the mean distance from the center has the logit ``SCALE`` · cosine + ``bias``.
+    The cosine compares two directions: that of the embedding, seen from the center, and that of the
+    row.
     """
     least = MIN_SPREAD * float(np.linalg.norm(centroids.center))
     weight = directions * np.float32(SCALE / max(centroids.spread, least, 1e-6))
@@ -178,7 +179,7 @@ def build_model(
 
 @dataclass
 class StageInitializer:
-    """Compute the initial clusters, classifiers and edges of stages."""
+    """Initialiser of the clusters, classifiers and edges of stages."""
 
     config: ResolvedConfig
     encoder: TextEncoder
@@ -239,7 +240,7 @@ class StageInitializer:
         """Initialise the classifiers of labels and, if a partition is given, of clusters."""
         if stage.first_classifiers == "random":
             if self.world.shards_labels and partition is not None:
-                model.labels.reset()  # a single process also draws twice, see LinearRows
+                model.labels.reset()  # a single process also draws in LinearRows.__init__
             model.labels.reset(self._prior(stage))
             return
         tokens, labels = self._points_and_label_texts()
@@ -257,7 +258,7 @@ class StageInitializer:
             init_from_centroids(model.clusters, clusters, centroids, 0.0)
 
     def _points_and_label_texts(self) -> Points:
-        """Return the points, followed by the label texts, all of them `NAME_WEIGHT` times."""
+        """Return the points, followed by `NAME_WEIGHT` copies of the label texts."""
         if self.label_texts is None:
             return self.points
         n_points, n_texts = len(self.points.tokens), len(self.label_texts.tokens)
@@ -458,7 +459,7 @@ def strongest_edges(
 def _choose(
     counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
 ) -> NDArray[np.int64]:
-    """Return the required labels of a cluster, and its labels with the highest counts."""
+    """Return ``n_edges`` labels of a cluster: required ones, then those with the highest counts."""
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)
@@ -472,7 +473,7 @@ def _choose(
 def first_logits(
     edges: NDArray[np.int64], counts: csr_matrix, method: str, generator: torch.Generator
 ) -> Tensor:
-    """Return the initial logits of the edges.
+    """Return the initial logits of the edges (C, κ).
 
     They are ½·log(count + 0.1), where count is the entry of ``counts`` for the edge (Eq. 10). If
     ``method`` is ``random``, they are random.

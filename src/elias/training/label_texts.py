@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 NEIGHBOURS = 15
 """Maximum number of other labels among the targets of a label text."""
 MIN_TARGET = 0.1
-"""Targets with a lower probability are left out."""
+"""Minimum probability of a target. Less probable targets are left out."""
 SMOOTHING = 2.0
-"""Number of pseudo-points by which measured shares are smoothed."""
+"""Weight of the mean when shares are smoothed, as a number of points."""
 _MAX_TEXTS = 1 << 17  # number of texts in which names are searched, enough to measure a share
 _PAIRS = 1 << 22  # number of (label, text) pairs that are compared at a time
 
@@ -57,7 +57,7 @@ class LabelPoints:
         """Sample the label texts of one epoch and their targets, determined by the seed."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.tokens))
-        ends = np.cumsum(self.copies[order])  # the interval of a text has the length of its copies
+        ends = np.cumsum(self.copies[order])  # each text has an interval as long as its ``copies``
         marks = (rng.random() + np.arange(self.n_drawn)) * (ends[-1] / self.n_drawn)
         rows = order[np.searchsorted(ends, marks, side="right").clip(max=len(order) - 1)]
         targets = self.targets[rows]
@@ -87,9 +87,9 @@ def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[
 def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:
     """Return the target probabilities of the label texts (L, L).
 
-    The diagonal has the share of texts that have a label, among the texts that contain its name. It
-    is 0 if the share is below `MIN_TARGET` or the name has no letter. Other entries are the result
-    of `co_occurrence`.
+    A diagonal entry belongs to one label. It is the share of texts with this label among the texts
+    that contain its name, or 0 if the share is below `MIN_TARGET` or the name has no letter. All
+    other entries are the result of `co_occurrence`.
 
     Args:
         names: The name of each label.
@@ -117,7 +117,7 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
 
 
 def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> NDArray[np.float64]:
-    """Return the share of texts that have a label, among the texts that contain its name (L,).
+    """Return, for each label name, the share of the texts containing it that have the label (L,).
 
     A text contains a name if it contains every word of the name. Shares are smoothed towards
     their mean.

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 LOGGER_FOLDERS = ("tensorboard", "wandb")
 """Folders that the loggers create in the folder of a run.
 
-The required package and the setting of each logger have the same name.
+The Python package and the setting of a logger have the same name as its folder.
 """
 _RUN_ID_FILE = "elias-run-id"
 
@@ -87,7 +87,7 @@ def _one_line(error: Exception) -> str:
 
 
 def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in an event. Their names are paths such as stage1/loss.
+    """Return the numbers in an event by name. Names are paths such as stage1/loss.
 
     >>> event_numbers({"event": "epoch", "stage": "stage1", "epoch": 2, "loss": 0.5})
     {'stage1/loss': 0.5}
@@ -114,7 +114,7 @@ def _flatten(path: str, value: Any) -> list[tuple[str, float]]:
 
 
 class _TensorBoard:
-    """Write metrics to TensorBoard."""
+    """Logger that writes metrics to TensorBoard."""
 
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         from torch.utils import tensorboard
@@ -134,7 +134,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Send metrics to Weights & Biases."""
+    """Logger that sends metrics to Weights & Biases."""
 
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         import wandb

@@ -42,7 +42,7 @@ _LAYER_BYTES = {"float32": 66, "bfloat16": 41}
 """Bytes per token and dimension that a transformer layer keeps for the backward pass."""
 _LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 37}
 _SLOT_BYTES = 180
-"""Bytes per label of a point's shortlist: label, path, logit, scores and gradients."""
+"""Bytes per slot of a point's shortlist: label, path, logit, scores and gradients."""
 _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes that the search kernels use for each path."""
@@ -261,7 +261,7 @@ class MemoryEstimate:
 
     @property
     def machine_total(self) -> int:
-        """Return the peak host memory of all processes of this machine. Count shared pages once."""
+        """Return the peak host memory of all processes of this machine. Shared pages count once."""
         return _total_of(process_counts()[1], self.host_total)
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
@@ -340,7 +340,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Halve the batch size until the run fits. If it never fits, return half the batch size."""
+        """Return the batch size, halved until the run fits, or halved once if it never fits."""
         stages = self.config.stages
         largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
@@ -362,7 +362,7 @@ class MemoryEstimate:
 
 
 def _total_of(n_processes: int, n_bytes: int) -> int:
-    """Return the total memory of processes with ``n_bytes`` each. Count shared pages once."""
+    """Return the total memory of processes with ``n_bytes`` each. Shared pages count once."""
     return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
 
 
@@ -418,7 +418,7 @@ def estimate_memory(
 def step_memory(
     sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, device: torch.device
 ) -> dict[str, int]:
-    """Return the memory of a training step on the device that trains, in bytes by purpose."""
+    """Return the bytes that a training step uses on the training device, by purpose."""
     index, dim = config.index, sizes.dim
     on_cpu, compact = device.type == "cpu", index.label_storage == "compact"
     by_kernels = not on_cpu and has_triton()

@@ -19,7 +19,7 @@ _SMALL = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
     "rerank.candidates": 20,  # fewer than the 40 labels, so that some are not reranked
-    "eval.drop_unhelpful": False,  # without the index, no trees would be fitted
+    "eval.drop_unhelpful": False,  # keep all components, so that their loops are compiled
     "rerank.trees": 2,
 }
 

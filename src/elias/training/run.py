@@ -422,7 +422,7 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
         _remove_unfinished(folder)
         _move_parts(aside, folder)
     _check_unfinished(folder, overwrite=overwrite)
-    for partial in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while saving
+    for partial in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # left by a run killed while saving
         shutil.rmtree(partial, ignore_errors=True)
     if not any((folder / name).exists() for name in _PARTS):
         return

@@ -62,8 +62,8 @@ _MAX_NAMED_POINTS = 10
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     """Limit torch to one thread unless the encoder is a transformer.
 
-    A bag is mostly computed by numba kernels. Torch then runs only small operations, which several
-    threads would slow down, and whose sums would depend on the number of threads.
+    A bag encoder mostly runs in numba kernels, and torch runs only small operations. Several
+    threads would slow these operations down, and their sums would depend on the number of threads.
     """
     n_threads = torch.get_num_threads()
     if model.encoder.uses_numba:
@@ -96,7 +96,7 @@ class Points(NamedTuple):
         return Points(self.tokens.take(rows), self.labels[rows])
 
     def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
-        """Load points by row index. The rows of ``more`` are counted after the rows of this."""
+        """Load points by row index. Indices beyond these points refer to the points of ``more``."""
         n_own = len(self.tokens)
         own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
         tokens = Tokens.concatenate(own.tokens, others.tokens)
@@ -363,7 +363,7 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Validate the model if that is due, keep the best weights, and return the metrics."""
+        """Return the validation metrics, if this epoch is validated, and keep the best weights."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}

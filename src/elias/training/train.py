@@ -223,7 +223,7 @@ def check_world(config: EliasConfig, world: World) -> None:
 def plan_training(
     config: EliasConfig, corpus: Corpus, init_from: Elias | None
 ) -> tuple[Corpus, EliasConfig, ResolvedConfig]:
-    """Return the corpus and the configuration to train with, also resolved.
+    """Return the corpus to train on, its configuration and the resolved configuration.
 
     If a model is trained further, `starting_corpus` and `starting_config` take over its labels and
     settings.
@@ -234,7 +234,7 @@ def plan_training(
 
 
 def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:
-    """Add the labels of ``init_from`` to the corpus, before the labels that only the corpus has.
+    """Return the corpus with the labels of ``init_from`` first, then its other labels.
 
     If the two have no label in common, return the corpus unchanged. Training then uses only the
     encoder of ``init_from``.

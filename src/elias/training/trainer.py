@@ -87,13 +87,13 @@ _POINT_DEVIATION = 0.3  # typical standard deviation of a point's nDCG@5 between
 _COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts for estimates about all texts
-_MIN_SINGLE = 10  # labels with one training point, for an estimate of labels with none
+_MIN_SINGLE = 10  # labels with one training point needed to estimate labels with none
 _MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
 class Trainer:
-    """Train one model, or the members of an ensemble, and record their metrics.
+    """Trainer of one model, or of the members of an ensemble, which also records metrics.
 
     For each member, `train` calls `prepare` and `train_stages`, and trains the ranker. When all
     members are trained, it fits the probabilities. After the last stage each split is searched
@@ -136,7 +136,8 @@ class Trainer:
         self._standard_error = 100 * _POINT_DEVIATION / math.sqrt(max(1, n_held_out))
         self.evaluated = [name for name in self.splits if name != "train"]
         self.setup = sample_setup_points(train, config)
-        """Training points used for vocabulary, clusters and initialisation; None for all points."""
+        """Indices of the training points used for vocabulary, clusters and initialisation, or None
+        if all points are used."""
         self.continued = init_from if init_from and keeps_labels(init_from, corpus) else None
         """``init_from`` if the corpus starts with its labels, else None."""
         n_given, n_trained = (
@@ -167,7 +168,7 @@ class Trainer:
         """The candidates of each split in the current stage, with φ(x) if it is used later."""
         self._validated_epoch = 0  # epoch of the validation candidates, 0 if there are none
         self.featurizer: Featurizer | None = None
-        """Turns label texts into bags of words for clustering, on rank 0."""
+        """Converts label texts to bags of words for clustering; None on ranks other than 0."""
         self.uses_all_label_texts = False
         """True if all label texts count in centroids, see `_use_all_label_texts`."""
         self.earlier: Checkpoint | None = None
@@ -479,24 +480,24 @@ class Trainer:
                 logger.info(message, loss)
                 return
             after = self._score_of_centroids()
-            message += "; %s of the nearest labels on held-out points is %.2f, was %.2f"
+            message += "; on held-out points, %s of the nearest centroids is %.2f (before: %.2f)"
             logger.info(message, loss, metric, after, before)
             if after < before:
-                logger.info("the encoder before contrastive training is used")
+                logger.info("contrastive training did not help; using the encoder as it was before")
                 encoder.load_state_dict(initial_encoder)
             reliable, score = self.initializer, max(before, after)
             self._use_all_label_texts()
             with_all = self._score_of_centroids()
             if with_all > score + self._standard_error:
-                logger.info("with all label texts in centroids, %s is %.2f", metric, with_all)
+                logger.info("all label texts raise %s to %.2f, so they are used", metric, with_all)
             else:
                 self.initializer, self.uses_all_label_texts = reliable, False
 
     def _use_all_label_texts(self) -> None:
-        """Let all label texts count in centroids, not only those that name their labels.
+        """Include all label texts in centroids, not only those whose names predict their labels.
 
-        Classifiers start from these centroids and are kept in later stages, so that they do not
-        lose what the label texts say.
+        Classifiers start at these centroids. Later stages keep the classifiers instead of starting
+        new ones, which would lose the information of the label texts.
         """
         words = self._label_words(self.contrast_texts)
         self.initializer = replace(
@@ -505,14 +506,14 @@ class Trainer:
         self.uses_all_label_texts = True
 
     def _stage(self, position: int) -> ResolvedStage:
-        """Return the settings of a stage, see `_use_all_label_texts`."""
+        """Return the settings of a stage, changed if `uses_all_label_texts` is True."""
         stage = self.config.stages[position]
         if not self.uses_all_label_texts:
             return stage
         return replace(stage, first_classifiers="centroids", keep_labels=True)
 
     def _score_of_centroids(self) -> float:
-        """Return the validation metric of ranking labels by the nearest centroid of φ."""
+        """Return the validation metric of ranking labels by the cosine of φ and their centroids."""
         stage, metric = self.config.stages[0], self.config.eval.select_by
         stage = replace(stage, first_classifiers="centroids")
         model = self.initializer.build_model(None, stage).to(self.device)
@@ -590,7 +591,7 @@ class Trainer:
         self._validated_epoch = 0
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
-            """Return a checkpoint. Without ``progress``, the stage is finished."""
+            """Return a checkpoint within the stage, or after the stage if ``progress`` is None."""
             state = None if progress is None else progress()
             current = self._snapshot(model, position)
             return full_checkpoint(current, self.device, partition, self.earlier, state)
@@ -747,7 +748,7 @@ class Trainer:
         return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
-        """Return as many candidates of a split as any component needs. They are cached."""
+        """Return the candidates of a split, enough for all components. They are cached."""
         if name not in self.candidates:
             n_reranked = self.config.rerank.candidates if self.config.rerank.enabled else 0
             top_k = n_reranked if name == "train" else max(n_reranked, EVALUATED)
@@ -808,7 +809,7 @@ class Trainer:
             self._report(component, self._measure_all(predictions))
         self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
-        final = joined if self._in_ensemble else ranked  # `_finish` joins these
+        final = joined if self._in_ensemble else ranked  # without added labels, see `_finish`
         return model, {name: final[name][model.last_alone] for name in self.evaluated}
 
     def _metadata(self) -> dict[str, Any]:
@@ -906,9 +907,9 @@ class Trainer:
         fewer than `INDEXED_POINTS` points are included, with these points as examples. Labels that
         have only held-out points are left out, because validation would overrate them.
 
-        How many labels of a new text have no training point is estimated by the number of labels
-        with a single training point, divided by the number of points (Good and Turing). With fewer
-        than `_MIN_SINGLE` such labels, there is no estimate.
+        A new text has some labels without training points. Their mean number is estimated as the
+        number of labels with a single training point, divided by the number of points (Good and
+        Turing). With fewer than `_MIN_SINGLE` such labels, there is no estimate.
         """
         train = self.splits["train"]
         labels = train.labels.tocsc()[:, self.is_beside].tocsr()
@@ -1115,7 +1116,7 @@ def warn_of_unused_settings(
 
 
 def find_collapse(predictions: Predictions, labels: csr_matrix) -> str | None:
-    """Describe the problem if nearly all texts get the same best label, but few really have it."""
+    """Return a message if nearly all texts get the same best label, but few have it; else None."""
     n_points = labels.shape[0]
     if n_points < _MIN_COLLAPSED:
         return None

@@ -23,15 +23,15 @@ LABEL_NAMES = [f"Label{i}" for i in range(12)]
 
 def dense_nearness(texts, names, idf, candidates):
     """Cosine and covered share, pair by pair; ``names`` says which features stand in a name."""
-    likeness, coverage = np.zeros(candidates.shape), np.zeros(candidates.shape)
+    similarity, coverage = np.zeros(candidates.shape), np.zeros(candidates.shape)
     for row, column in np.ndindex(candidates.shape):
         label = candidates[row, column]
         if label >= len(names) or not names[label].any():
             continue
         name = names[label] * idf
-        likeness[row, column] = texts[row] @ name / np.sqrt(name @ name)
+        similarity[row, column] = texts[row] @ name / np.sqrt(name @ name)
         coverage[row, column] = (name**2)[texts[row] > 0].sum() / (name @ name)
-    return likeness, coverage
+    return similarity, coverage
 
 
 @given(
@@ -54,8 +54,8 @@ def test_name_overlap_equals_that_of_dense_matrices(seed, n_points, width, densi
 
     actual = label_names.overlap(csr_matrix(texts.astype(np.float32)), candidates)
 
-    likeness, coverage = dense_nearness(texts, names, idf, candidates)
-    np.testing.assert_allclose(actual.likeness, likeness, atol=1e-5)
+    similarity, coverage = dense_nearness(texts, names, idf, candidates)
+    np.testing.assert_allclose(actual.similarity, similarity, atol=1e-5)
     np.testing.assert_allclose(actual.coverage, coverage, atol=1e-5)
 
 
@@ -85,14 +85,14 @@ def test_the_labels_of_the_most_similar_names_are_proposed(seed, n_points, width
     proposed = label_names.propose(csr_matrix(texts.astype(np.float32)), candidates, allowed, count)
 
     every_label = np.tile(np.arange(n_labels), (n_points, 1))
-    likeness, _ = dense_nearness(texts, names, idf, every_label)
-    likeness[:, ~allowed] = 0
+    similarity, _ = dense_nearness(texts, names, idf, every_label)
+    similarity[:, ~allowed] = 0
     for row, labels in enumerate(candidates):
-        likeness[row, labels[labels < n_labels]] = 0
+        similarity[row, labels[labels < n_labels]] = 0
         ids = proposed[row][proposed[row] < n_labels]
-        assert len(set(ids)) == len(ids) == min(count, (likeness[row] > 0).sum())
-        best = -np.sort(-likeness[row])[: len(ids)]
-        np.testing.assert_allclose(likeness[row, ids], best, rtol=1e-5)  # names may be equal
+        assert len(set(ids)) == len(ids) == min(count, (similarity[row] > 0).sum())
+        best = -np.sort(-similarity[row])[: len(ids)]
+        np.testing.assert_allclose(similarity[row, ids], best, rtol=1e-5)  # names may be equal
 
 
 def overlap(named, points):
@@ -106,8 +106,8 @@ def test_a_text_that_holds_a_name_covers_it(problem, named):
     near = overlap(named, points)
 
     np.testing.assert_allclose(near.coverage[relevant], 1, rtol=1e-6)
-    assert (near.likeness[relevant] > 0.2).all()
-    assert (near.likeness[~relevant & known] < near.likeness[relevant].mean()).all()
+    assert (near.similarity[relevant] > 0.2).all()
+    assert (near.similarity[~relevant & known] < near.similarity[relevant].mean()).all()
     assert (near.coverage[~known] == 0).all()
 
 
@@ -125,14 +125,14 @@ def test_the_calibration_uses_names_and_the_features_of_the_paper(problem, named
         relevant_candidates(candidates.ids, points.labels)[known],
         leaf=FOREST_LEAF,
         n_trees=problem.config.trees,
-        extra=[near.likeness[known], near.coverage[known]],
+        extra=[near.similarity[known], near.coverage[known]],
         points=np.nonzero(known)[0],
     )
 
     for name, array in expected.to_arrays().items():
         np.testing.assert_array_equal(named.by_name.to_arrays()[name], array)
     assert set(named.by_name.feature.tolist()) & {4, 5}, "no tree reads a name"
-    np.testing.assert_array_equal(factors["name_likeness"], near.likeness)
+    np.testing.assert_array_equal(factors["name_likeness"], near.similarity)
     np.testing.assert_array_equal(factors["name_coverage"], near.coverage)
 
 

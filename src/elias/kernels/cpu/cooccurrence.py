@@ -32,7 +32,7 @@ class _Scratch(NamedTuple):
 def strongest_counts(
     points: RaggedIds, scores: Array, labels: RaggedIds, partition: Array, most: int
 ) -> tuple[Array, Array, Array]:
-    """Return each cluster's co-occurrence counts with its strongest labels and its own labels.
+    """Return the co-occurrence counts of each cluster with its strongest and its own labels.
 
     The count of a pair is the sum of the cluster's scores over the points that have the label.
 

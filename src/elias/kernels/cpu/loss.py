@@ -77,7 +77,7 @@ def _find_positives(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _exp(x: np.float32) -> tuple[np.float32, np.float32]:
-    """Return the factors of e^x = 2^n · e^r, for x ≤ 0, as (2^n, e^r - 1); NaN stays NaN."""
+    """Return (2^n, e^r - 1) such that e^x = 2^n · e^r, for x ≤ 0. NaN stays NaN."""
     x = _LOWEST if x < _LOWEST else x
     n = np.floor(x * _LOG2_E + _HALF)
     r = (x - n * _LOG_2) - n * _LOG_2_REST

@@ -22,7 +22,7 @@ _MAX_BLOCKS = 8
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0."""
+    """Autograd function of the path scores log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0."""
 
     @staticmethod
     def forward(

@@ -33,7 +33,7 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
     """Return the weighted sum of vectors of each bag of ids, with a sparse gradient."""
     if torch.is_grad_enabled():
         return _BagSum.apply(weight, ids, offsets, coefficients)
-    # not by numba's own threads: they may abort if two threads of Python predict at the same time
+    # numba's own threads may abort if two Python threads predict at the same time
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
     numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
     arrays = (weight.detach().numpy(), *numbers, out.numpy())
@@ -50,7 +50,7 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
 
 
 class _LabelLogits(torch.autograd.Function):
-    """Computes the logit w_ℓ·φ + bias_ℓ of each label, with sparse gradients. Padding gives 0."""
+    """Autograd function of the logits w_ℓ·φ + bias_ℓ, with sparse gradients. Padding gives 0."""
 
     @staticmethod
     def forward(
@@ -153,7 +153,7 @@ def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out
 
 @njit(cache=True, fastmath=FASTMATH)
 def _add_one(row: Array, c: float, total: Array) -> None:
-    """Add a weighted row to ``total``. A loop that reads the coefficient would not vectorise."""
+    """Add c · row to ``total``. If the loop read c from an array, it would not vectorise."""
     for d in range(total.shape[0]):
         total[d] += c * row[d]
 
@@ -270,9 +270,10 @@ def embed_bags(
     eps: float,
     out: Array,
 ) -> None:
-    """Write φ(x) of a few bags of words, as `elias.model.encoder.BagEncoder` without dropout.
+    """Write φ(x) of a few bags of words, like `elias.model.encoder.BagEncoder` without dropout.
 
-    ``weights`` holds the vectors, the weight and the bias of both layers, and those of the norm.
+    ``weights`` holds the word vectors, then weight and bias of the first layer, the second layer
+    and the layer norm.
     """
     vectors, widen, widen_bias, narrow, narrow_bias, norm, norm_bias = weights
     n_rows, dim = out.shape

@@ -1,4 +1,4 @@
-"""Expand beams and rank labels on the CPU by walking only the best paths, compiled by numba.
+"""CPU search, compiled by numba: expand beams and rank labels by visiting only the best paths.
 
 The edges of each cluster are sorted by score, once for all rows. The best paths of a row therefore
 use the first edges of each cluster. The search estimates a score threshold such that the number of
@@ -29,7 +29,7 @@ EMPTY = np.float32(-np.inf)
 _SATURATED = np.float32(0.0)
 _STRIDE = 16  # every 16th path of a cluster is sampled to estimate the threshold
 _FIRST_PATHS = 64  # approximate number of paths walked in the first round, or k if that is larger
-_FEW_TEXTS = 64  # up to this number of texts, one thread is faster than starting several
+_MAX_SERIAL_ROWS = 64  # up to this number of rows, one thread is faster than starting several
 
 
 class OrderedEdges(NamedTuple):
@@ -196,10 +196,10 @@ def sample_paths(beam: Array, beam_log: Array, ordered: OrderedEdges) -> Array:
 
 @njit(cache=True, nogil=True)
 def score_thresholds(sample: Array, n_paths: int) -> Array:
-    """Return scores that about ``n_paths``, twice, four times … as many paths of a row reach.
+    """Return thresholds that about n, 2n, 4n, … paths of a row reach, where n is ``n_paths``.
 
-    The last one is -inf, which selects all paths. Finding the last ones first sorts the sample
-    roughly, so that each of the others is found among half as many paths.
+    The last threshold is -inf, which selects all paths. The lowest thresholds are computed first,
+    because this sorts the sample roughly: each next threshold is searched among half as many paths.
     """
     n_rounds = 0
     while n_paths << n_rounds < sample.shape[0] * _STRIDE:
@@ -276,8 +276,8 @@ def _find_wanted(
 ) -> None:
     """Write the best path to each wanted label to ``out``.
 
-    ``others`` (L,) is scratch memory that marks the labels to skip. It must be all True before the
-    call, and it is all True again afterwards.
+    ``others`` is a scratch mask (L,), True for labels to skip. This function clears it for the
+    wanted labels and restores it to all True.
     """
     scores = best.scores
     n_labels = scores.shape[0]
@@ -462,7 +462,7 @@ def rank_rows(
     shortlist_size: int,
     top_k: int,
 ) -> tuple[Array, Array]:
-    """Return the result of `rank_beams`. ``points`` holds the embedding, beam and beam_log."""
+    """Return the result of `rank_beams` as arrays. ``points`` is (embedding, beam, beam_log)."""
     n_rows, n_labels = len(points[0]), len(weight)
     index = _Index(edges, weight, bias, np.zeros(0, dtype=np.bool_) if blocked is None else blocked)
     width = min(top_k, shortlist_size, n_labels)
@@ -470,7 +470,7 @@ def rank_rows(
     log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
     arrays = (*points, index)
     sizes, out = (shortlist_size, _FIRST_PATHS), (labels, log_p)
-    if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
+    if n_rows <= _MAX_SERIAL_ROWS or numba.get_num_threads() == 1:
         scratch = getattr(_thread, "scratch", None)
         if scratch is None or len(scratch.scores) != n_labels:
             scratch = _thread.scratch = _new_scratch(n_labels)
@@ -490,7 +490,7 @@ def rank_rows(
 def find_beams(
     embedding: Array, weight: Array, bias: Array, log_alpha: float, beam: Array, beam_log: Array
 ) -> None:
-    """Write the best clusters of a few points, and their unsaturated log scores (Eq. 1)."""
+    """Write the best clusters of points to ``beam``, and their unsaturated log scores (Eq. 1)."""
     logits = np.empty(weight.shape[0], np.float32)
     for row in range(embedding.shape[0]):
         highest = EMPTY
@@ -508,7 +508,7 @@ def find_beams(
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return the log probability of each label, log σ(logit) + log ŷ, exactly as `rank_beams`."""
+    """Return log σ(logit) + log ŷ of each label, bit-identical to the scores of `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)

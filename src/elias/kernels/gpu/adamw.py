@@ -16,7 +16,7 @@ from triton.language import constexpr, tensor
 from elias.kernels.adamw_state import History, LinearState, RowState
 from elias.kernels.gpu.rows import RowPairs, block_sizes, row_sum
 
-_PROGRAMS = 2112  # rows are divided among them: 16 per multiprocessor of an H200
+_PROGRAMS = 2112  # they share the rows; 16 per multiprocessor of an H200
 
 
 def adamw_pairs(

@@ -53,7 +53,7 @@ def edge_log(
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes the log score of each path, log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0.
+    """Autograd function of the path scores log ŝ_c + log ŝ_{c,ℓ}. A path id of -1 gives 0.
 
     The backward pass adds the gradient of ``edge_log`` to ``gradients``. If ``gradients`` is None,
     there is no backward pass.

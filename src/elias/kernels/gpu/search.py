@@ -205,7 +205,7 @@ def _score_paths(
 
 @triton.jit
 def score_of(beams: tensor, graph: tensor, path: tensor, inside: tensor) -> tensor:
-    """Return label, score and unsaturated score of a point's paths, and a mask of existing ones."""
+    """Return label, score and unsaturated score of paths, and a mask of the paths that exist."""
     beam, beam_log = beams
     edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
     position = path // n_edges
@@ -223,7 +223,7 @@ def score_of(beams: tensor, graph: tensor, path: tensor, inside: tensor) -> tens
 
 @triton.jit
 def sortable(scores: tensor) -> tensor:
-    """Map float32 values to int32 values in the same order."""
+    """Map float32 values to int32 values that sort in the same order."""
     bits = scores.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
@@ -266,7 +266,7 @@ def walk_paths(
             path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
             path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
             path = tl.where(listing != 0, path, slot)
-            path = tl.where(top == -float("inf"), n_paths, path)  # no path, or one of the matches
+            path = tl.where(top == -float("inf"), n_paths, path)  # no path, or a wanted one
         inside = known & (path < n_paths)
         label, score, unsaturated, inside = score_of(beams, graph, path, inside)
         score = sortable(score)
