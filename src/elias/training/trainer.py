@@ -485,6 +485,9 @@ class Trainer:
             if after < before:
                 logger.info("contrastive training did not help; using the encoder as it was before")
                 encoder.load_state_dict(initial_encoder)
+            rerank = self.config.rerank
+            if not (rerank.enabled and rerank.calibrate and rerank.names):
+                return  # only these can tell that a text seldom has the label it names
             reliable, score = self.initializer, max(before, after)
             self._use_all_label_texts()
             with_all = self._score_of_centroids()

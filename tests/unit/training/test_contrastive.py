@@ -273,9 +273,12 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
     assert "contrastive training on label texts: loss 1.5000" in caplog.text
 
 
-@pytest.mark.parametrize(("with_all", "is_used"), [(69.0, True), (62.0, False), (40.0, False)])
+@pytest.mark.parametrize(
+    ("with_all", "reranks", "is_used"),
+    [(69.0, True, True), (62.0, True, False), (40.0, True, False), (69.0, False, False)],
+)
 def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
-    with_all, is_used, tmp_path, monkeypatch
+    with_all, reranks, is_used, tmp_path, monkeypatch
 ):
     texts, labels = texts_of_two_words()
     labels = [[other] for _, other in labels]  # a text never has the label that it names
@@ -290,7 +293,7 @@ def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
     monkeypatch.setattr(trainer.Trainer, "_score_of_centroids", lambda _: next(scores))
     monkeypatch.setattr(trainer.Trainer, "_train_stage", stop)
     settings = {"stages.stage1.first_classifiers": "random", "stages.stage1.keep_labels": False}
-    config = tiny_config(tmp_path, **settings)
+    config = tiny_config(tmp_path, **settings, **{"rerank.enabled": reranks})
     with pytest.raises(KeyError):
         train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
 
@@ -306,7 +309,7 @@ def test_all_label_texts_count_in_centroids_if_held_out_points_say_so(
 
 def test_a_resumed_run_keeps_the_choice_of_label_texts(tmp_path, monkeypatch):
     texts, labels = texts_of_two_words()
-    config, used = tiny_config(tmp_path), []
+    config, used = tiny_config(tmp_path, **{"rerank.enabled": True}), []
     scores = iter([50.0, 60.0, 90.0])
     init_learned_graph = StageInitializer.init_learned_graph
 
