@@ -30,7 +30,7 @@ _SETTINGS = {
     "validation_size": "eval.validation_size",
     "random_state": "seed",
 }
-"""Configuration key that each of these estimator parameters sets."""
+"""The configuration key that each of these parameters of the estimator sets."""
 
 
 class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

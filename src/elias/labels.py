@@ -80,7 +80,7 @@ class LabelTable(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the name of a label, or the names of several."""
+        """Return the name of one label, or a tuple of names for a slice."""
         return self.names[index]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Load and compare configurations: TOML and JSON files, presets, ``key=value`` overrides."""
+"""Load configurations from TOML and JSON files, presets and overrides, and compare them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over``. Nested tables are merged key by key."""
+    """Return a copy of ``base`` updated by ``over``. Nested tables are merged key by key."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -84,7 +84,7 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for i, part in enumerate(path):
         node = _child(node, part, ".".join(path[: i + 1]))
     if isinstance(node, list):
-        raise ConfigError(f"unknown key {dotted!r}; set one of its keys, e.g. {dotted}.epochs")
+        raise ConfigError(f"unknown key {dotted!r}; add the key of a stage, e.g. {dotted}.epochs")
     if last not in node:
         raise ConfigError(f"unknown key {dotted!r}{_key_hint(dotted, last, node)}")
     node[last] = value

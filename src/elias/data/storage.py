@@ -120,7 +120,7 @@ def _map_array(path: Path) -> NDArray[Any]:
 
 
 def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
-    """Return a CSR matrix with more columns that shares the arrays of ``matrix``."""
+    """Return ``matrix`` with ``n_columns`` columns. The result shares its arrays."""
     shape = (matrix.shape[0], n_columns)
     return csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=shape, copy=False)
 
@@ -134,7 +134,7 @@ def _index_type(n_entries: int, n_columns: int) -> str:
 
 
 def _open_csr(folder: Path, n_columns: int, prefix: str = "") -> csr_matrix:
-    """Memory-map the CSR matrix that is stored in the files of a folder."""
+    """Memory-map the CSR matrix in the files of a folder whose names start with ``prefix``."""
     arrays = (_map_array(folder / f"{prefix}{name}") for name in (_VALUES, _INDICES, _INDPTR))
     values, indices, indptr = arrays
     damage = f"{folder}: the stored {'features' if prefix else 'labels'} are damaged"
@@ -209,7 +209,7 @@ def _reserve(handle: int, n_bytes: int) -> None:
 
 
 class _MatrixWriter:
-    """Writes a CSR matrix in chunks of rows."""
+    """Writer of a CSR matrix in chunks of rows."""
 
     def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
         self.n_columns = n_columns
@@ -244,7 +244,7 @@ class _MatrixWriter:
 
 
 class SplitWriter:
-    """Writes the chunks of one split into a new folder."""
+    """Writer of the chunks of one split to a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

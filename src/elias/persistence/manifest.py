@@ -57,7 +57,7 @@ RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"
 FIRST_ENCODER = "first_encoder"
 """Folder of the encoder before training, which is saved if the ranker uses it."""
 ADDED_FILE = "added.safetensors"
-"""File of the vectors that score labels by their texts. It exists only if there are any."""
+"""File of the vectors that score labels by their texts. It exists only if a label has one."""
 MEMBERS_FOLDER = "members"
 """Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
 
