@@ -132,7 +132,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 class _Supervisor:
-    """Start workers, replace dead workers, and forward signals to all workers."""
+    """Supervisor that starts workers, replaces dead workers and forwards signals to all workers."""
 
     def __init__(self, sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
         self._sock = sock
@@ -184,7 +184,7 @@ class _Supervisor:
     def _refuse_connections(self) -> None:
         """Answer new connections with status 503, because the workers no longer accept any."""
         self._sock.setblocking(False)
-        with suppress(OSError):  # there are no more
+        with suppress(OSError):  # there are no more connections
             for _ in range(_MAX_REFUSED):
                 connection, _ = self._sock.accept()
                 with connection, suppress(OSError):
