@@ -275,7 +275,7 @@ def _percent(value: float | None) -> str:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """If an error can be fixed by the user, print it on one line and exit. Let others pass."""
+    """Print errors that the user can fix, each on one line, and exit. Let other exceptions pass."""
     try:
         yield
         sys.stdout.flush()

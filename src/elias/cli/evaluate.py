@@ -284,7 +284,9 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
     table = TableFile(path, kind, ReadOptions(header=False))
     columns = table.names[:2] if kind in KINDS else []
     if len(columns) < 2:
-        raise DataError(f"{path}: is not a table with two columns; give one with label and set")
+        raise DataError(
+            f"{path}: is not a table with two columns; give a label column and a set column"
+        )
     pairs = [[str(cell or "").strip() for cell in cells] for _, cells in table.rows(columns)]
     matches = model.label_table.match([label for label, _ in pairs])
     sets: dict[str, list[int]] = {}
@@ -374,7 +376,7 @@ def calibrate(
     from elias.rerank.probabilities import PROBABILITIES, fit_probabilities, measure_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
-        raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
+        raise DataError(f"{name}: a model on the hub cannot be changed; choose a folder with --out")
     if split == "train":
         raise DataError(
             "--split train: the scores of training points are too high to calibrate on; use "

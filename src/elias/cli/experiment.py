@@ -90,7 +90,8 @@ class Experiment:
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
-                f"{data}: has other labels than {path}; give the training corpus of the model"
+                f"{data}: the labels differ from those of {path}; give the training corpus of "
+                "this model"
             )
         setting = Setting.of(
             model.config, corpus, self.out, device=device, overwrite=self.training.overwrite

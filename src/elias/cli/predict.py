@@ -218,7 +218,9 @@ def _stdin_rows(column: str | None, keep: Sequence[str]) -> Iterator[TextRow]:
     if column is not None:
         return json_text_rows(lines, "stdin", column, keep)
     if keep:
-        raise DataError("--keep: plain lines on stdin have no columns; send JSON, and give --text")
+        raise DataError(
+            "--keep: plain lines on stdin have no columns; send JSON lines, and give --text"
+        )
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 

@@ -183,7 +183,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _item_key(i: int, item: Any) -> str:
-    """Return the key of a list item in error messages: its name, or its index without a name."""
+    """Return the key of a list item in error messages: its name or, if it has none, its index."""
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) else str(i)
 
@@ -256,8 +256,9 @@ _ABSENT = "not set"
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
     """Convert a configuration that an older version of ELIAS saved to the keys of this version.
 
-    Add missing keys. Drop a removed key if it has the fixed value. Keep any other removed key, so
-    that `build` reports it as unknown. With ``drop_removed``, drop it and log a message.
+    Add missing keys. Drop a removed key if it has the value that is now fixed. Keep any other
+    removed key, so that `build` reports it as unknown. With ``drop_removed``, drop it, too, and log
+    a message.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1'}]

@@ -78,7 +78,7 @@ BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
 
-The learning rate of a wider transformer is lower in proportion, for BERT-base half as high."""
+The learning rate of a wider transformer is lower in proportion: half as high for BERT-base."""
 
 _COMMON = {
     "steps": 80,  # approximate number of steps in an epoch, from which the batch size follows
@@ -385,7 +385,7 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 
 
 def n_clusters(n_labels: int, rule: _IndexRule) -> int:
-    """Return C, the smallest power of two with at most ``rule.labels_per_cluster`` labels each.
+    """Return C: the smallest power of two for at most ``labels_per_cluster`` labels per cluster.
 
     It is at least `MIN_CLUSTERS`, unless clusters would have fewer than `MIN_LABELS_PER_CLUSTER`
     labels.

@@ -252,7 +252,7 @@ class StageConfig:
     """Name of the stage in logs and metrics."""
     learn_graph: bool = False
     """Learn the edges, starting from the co-occurrence counts of clusters and labels (M'Y, Eq. 9).
-    If false, see `score_all`."""
+    If false, `score_all` selects what the stage does."""
     score_all: bool | None = None
     """Score every label in each step (one-vs-all), in a stage that does not learn the graph. If
     false, the graph is fixed: a partition with all edge scores 1, as in the paper. By default, a
@@ -408,7 +408,7 @@ ONE_VS_ALL = "one-vs-all"
 
 
 def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
-    """Return stage 1 as the only stage, or None if the stages require an index.
+    """Return the stages of a one-vs-all model: stage 1 only. Return None if an index is required.
 
     Stages require an index if they are not the two default stages, if ``score_all`` of stage 1 is
     False, or if a setting of stage 2 other than its number of epochs is changed.

@@ -157,7 +157,7 @@ def training_groups(corpus: Corpus) -> Ids | None:
 
 
 def _common_keys(keys: Ids) -> Ids:
-    """Return the keys that too many points share to be near-duplicates of each other."""
+    """Return the keys of groups that are too large to consist of near-duplicates."""
     unique, sizes = np.unique(keys[keys != ALONE], return_counts=True)
     return unique[sizes > max(min(8, len(keys) // 2), len(keys) // 20)]
 

@@ -36,7 +36,7 @@ class SplitStats:
 
     points: int
     pairs: int
-    """Relevant (point, label) pairs."""
+    """Number of relevant (point, label) pairs."""
     labels_with_points: int
     labels_per_point: float
     labels_percentiles: tuple[int, ...]

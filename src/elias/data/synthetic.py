@@ -43,7 +43,7 @@ LABEL_SIGNAL = 0.8
 LABELS_PER_TOPIC = 32
 """Number of labels that have their first mode in the same topic."""
 POINTS_PER_MODE = 8
-"""A label gets one mode per this many expected training points, up to ``modes``."""
+"""Expected number of training points for each mode of a label, up to ``modes`` modes."""
 _SYLLABLES = np.array([c + v for c in "bcdfghjklmnprstvz" for v in "aeiou"], dtype="S2")
 _SCATTER = 48_271  # coprime to the number of syllables, so that consecutive words differ
 _NAME_SYLLABLES = 3

@@ -180,10 +180,10 @@ class PeerFailedError(Exception):
 
 
 def parse_interpreters(options: list[str]) -> dict[str, Path]:
-    """Parse ``package=PATH`` pairs.
+    """Parse ``package=PATH`` options. Return the path of the interpreter for each package.
 
     Raises:
-        ConfigError: If the package has no baseline, or the path is not an executable file.
+        ConfigError: If a package is not a baseline package, or a path is not an executable file.
     """
     interpreters, packages = {}, external_baseline.DISTRIBUTIONS
     for text in options:

@@ -181,7 +181,7 @@ _TITLES = {
 
 
 class Table(NamedTuple):
-    """Columns of a table."""
+    """Layout of a table: the title of its first column, and its other columns."""
 
     heading: str
     """Title of the first column."""

@@ -207,7 +207,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Plot the change of each metric relative to the value nearest to the configured one."""
+    """Plot the change of each metric relative to the line nearest to the configured value."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))

@@ -412,7 +412,7 @@ def _open_study(
             study_name="elias", storage=storage, direction="maximize", load_if_exists=True
         )
     except Exception as error:  # an error of SQLite, SQLAlchemy or Optuna
-        raise RunError(f"{path}: is not a study: {quoted(error)}; {remedy}") from error
+        raise RunError(f"{path}: is not an Optuna study: {quoted(error)}; {remedy}") from error
     try:
         difference = first_difference(dict(inputs), study.user_attrs.get("inputs", inputs))
         if difference:

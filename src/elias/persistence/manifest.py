@@ -50,7 +50,7 @@ broader labels) are JSON arrays of strings.
 VOCABULARY_FILE = "vocabulary.txt"
 """Vocabulary of the bag encoder or the ranker. The words come first, then the n-grams."""
 ENCODER_FOLDER = "encoder"
-"""Configuration and tokenizer of a transformer encoder."""
+"""Folder with the configuration and the tokenizer of a transformer encoder."""
 PROBABILITIES_FILE = "probabilities.json"
 RANKER_FOLDER = "ranker"
 RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"

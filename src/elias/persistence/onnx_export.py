@@ -64,7 +64,7 @@ def export_onnx(
         raise ModelError("an ensemble cannot be exported; export each of its members instead")
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise ModelError(
-            f"{path}: is a folder, or its folder does not exist; name a file in an existing folder"
+            f"{path}: is a folder, or its folder does not exist; give a file in an existing folder"
         )
     if path.exists() and not overwrite:
         raise ModelError(f"{path}: already exists; choose another file, or add overwrite=True")

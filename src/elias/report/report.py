@@ -398,7 +398,7 @@ def _probability_values(probabilities: Probabilities) -> dict[str, Any]:
 
 
 def decision_values(assigned: Predictions, truth: csr_matrix, frequencies: Ints) -> dict[str, Any]:
-    """Return precision, recall and F1 of the assigned labels, and those with the most errors."""
+    """Return metrics of the assigned labels, and tables of the labels with the most errors."""
     rows = [
         row
         for row in per_label(assigned, truth, frequencies, assigned=assigned)

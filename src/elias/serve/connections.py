@@ -21,7 +21,7 @@ from elias.serve.settings import MAX_HEADER_BYTES, Limits
 logger = logging.getLogger(__name__)
 
 _RESERVED_FILES = 64
-"""File descriptors that are left for the model, the log and the metrics."""
+"""Number of file descriptors that are reserved for the model, the log and the metrics."""
 _LOG_SECONDS = 1.0
 
 

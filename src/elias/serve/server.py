@@ -54,7 +54,7 @@ _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
-"""During shutdown: connections to refuse per poll, and seconds to read the request of each."""
+"""Number of connections to refuse per poll during shutdown, and seconds to read each request."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
 """Fork workers on Linux only. On macOS, some system libraries do not work after a fork."""
