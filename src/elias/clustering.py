@@ -1,4 +1,4 @@
-"""Cluster labels: centroids, and recursive balanced 2-means over them (appendix C.1).
+"""Cluster labels by recursive balanced 2-means over their centroids (appendix C.1).
 
 A node is a set of labels, called its members. Each level of the recursion splits every node in two.
 Small nodes are processed in parallel, each by one thread. Large nodes, which occur in the first
@@ -53,7 +53,7 @@ def label_centroids(
         embedding /= np.maximum(lengths, 1e-12)[:, None]
 
     def sum_points(span: range, _: None) -> csr_matrix:
-        """Compute the centroids of some labels. scipy's products run without the GIL."""
+        """Return the centroids of the labels in ``span``. scipy's products run without the GIL."""
         rows = slice(span.start, span.stop)
         points = to_points[rows]
         sparse = points @ bow
@@ -108,7 +108,7 @@ def balanced_clusters(
 def _halve_level(
     parts: Parts, n_columns: int, members: Array, starts: Array, cuts: Array, seeds: Array
 ) -> Iterator[int]:
-    """Split all nodes of a level. For each finished task, yield its number of members."""
+    """Split every node of a level in two. Yield the number of labels of each finished task."""
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])

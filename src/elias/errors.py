@@ -14,7 +14,7 @@ from heapq import nlargest
 from pathlib import Path
 
 _LONGEST_MESSAGE = 900
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tab and line feed
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
 class EliasError(Exception):
@@ -57,7 +57,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 _MAX_COMPARED = 5_000  # comparing more names would take seconds
-_MAX_RANKED = 100  # number of names compared in this case
+_MAX_RANKED = 100  # number of names compared if there are more than that
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ _LONGEST_QUOTE = 160
 
 
 def damaged_file(path: Path, what: str) -> ModelError:
-    """Return the error for a damaged file of a saved model."""
+    """Return the error for a damaged file of a saved model. ``what`` describes the damage."""
     return ModelError(f"{path}: {what}; save or download the model again")
 
 

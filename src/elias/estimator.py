@@ -30,7 +30,7 @@ _SETTINGS = {
     "validation_size": "eval.validation_size",
     "random_state": "seed",
 }
-"""Configuration key that each of these estimator parameters sets."""
+"""Configuration keys, by the name of the estimator parameter that sets them."""
 
 
 class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

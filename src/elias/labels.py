@@ -80,7 +80,7 @@ class LabelTable(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the name of a label, or the names of several."""
+        """Return the name of one label, or a tuple of names for a slice."""
         return self.names[index]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,7 +125,7 @@ class LabelTable(Sequence[str]):
         return LabelTable.from_rows(rows) if rows else self
 
     def match(self, labels: Sequence[str]) -> list[int | None]:
-        """Return the position in this table of each of ``labels``, or None.
+        """Return for each of ``labels`` its position in this table, or None if it has none.
 
         A label is matched by its id if ``labels`` is a table with ids, else by its name. An item of
         a plain list may also be an id of this table. If a name occurs several times in this table,
@@ -161,7 +161,7 @@ class LabelTable(Sequence[str]):
     def broader_matrix(self) -> csr_matrix:
         """Return the (L, L) matrix with entry (i, j) = 1 if label j is broader than label i.
 
-        Broader labels that are not in the table, and a label itself, are left out.
+        Broader labels that are not in the table are left out. The diagonal is 0.
 
         >>> table = LabelTable(("animals", "mice"), ids=("1", "2"), broader=((), ("1",)))
         >>> table.broader_matrix().toarray().tolist()

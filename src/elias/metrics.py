@@ -81,7 +81,7 @@ def evaluate(
     Args:
         predictions: One row for each point of the split.
         corpus: The corpus that provides true labels, filters and training frequencies.
-        split: Name of the split that was predicted.
+        split: Name of the split that the predictions are for.
         ks: Values of k for P, nDCG, PSP and PSnDCG.
         recall_ks: Values of k for R.
         a: Constant A of the propensity model.
@@ -218,7 +218,7 @@ def per_label(
 ) -> Iterator[dict[str, Any]]:
     """Yield a dictionary of counts, precision and recall for each label.
 
-    A value is None if it is unknown or would divide by zero.
+    A value is None if it is unknown, or if its denominator is zero.
 
     Args:
         predictions: One row for each point.
@@ -324,7 +324,10 @@ MIN_GROUP = 10
 
 
 def large_groups(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the groups with at least `MIN_GROUP` points or true pairs. If none has, return all."""
+    """Return the groups with at least `MIN_GROUP` points or true pairs.
+
+    If all groups are smaller, return all of them.
+    """
     return [row for row in rows if row.get("points", row.get("pairs", 0)) >= MIN_GROUP] or rows
 
 
@@ -372,7 +375,7 @@ FREQUENCY_BINS = {"0": 0, "1": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100}
 
 
 def frequency_groups(frequencies: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the labels of each frequency group, by the number of their training points.
+    """Group labels by their number of training points. Return the label ids of each group.
 
     >>> frequency_groups(np.array([0, 3, 4000]))
     {'0': [0], '2 to 5': [1], 'over 100': [2]}
@@ -389,7 +392,7 @@ def hierarchy_metrics(
     broader: sparse.csr_matrix,
     ks: Sequence[int] = KS,
 ) -> Metrics:
-    """Return precision, recall and F1 at k that give credit for a broader or narrower label.
+    """Return precision, recall and F1 at k, with credit for predicting a broader or narrower label.
 
     The predicted and the true labels of each point are extended by all labels that are broader than
     one of them. hP is the share of the extended predictions that are in the extended true labels.

@@ -49,7 +49,7 @@ class Candidates:
     scores: NDArray[np.float32]
     """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
-    """(n, D) φ(x) if the ranker or added labels use it, else None."""
+    """(n, D) embeddings φ(x) if the ranker or added labels use them, else None."""
 
     def take(
         self, rows: NDArray[np.bool_] | slice = slice(None), k: int | None = None
@@ -209,7 +209,7 @@ class Predictions:
 
     @property
     def has_uris(self) -> bool:
-        """Return whether the labels have ids in a vocabulary."""
+        """Return whether the labels have ids in the user's vocabulary."""
         return isinstance(self.label_names, LabelTable) and self.label_names.ids is not None
 
     def uri(self, label_id: int) -> str | None:
@@ -251,7 +251,8 @@ class Predictions:
         """Keep only labels with a probability of at least ``lowest``.
 
         If there are no probabilities, compare the scores with ``lowest``. If ``keep_best``, also
-        keep the best label of each point. Labels in ``by_label`` have thresholds of their own.
+        keep the best label of each point. ``by_label`` maps label ids to their own thresholds,
+        which replace ``lowest``.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
@@ -268,9 +269,9 @@ class Predictions:
         return self.top(width)._keep(mask[:, :width])
 
     def best_by(self, weights: Mapping[int, float]) -> Predictions:
-        """Keep the label of each point with the highest product of score and weight.
+        """Keep only the best label of each point, by the product of its score and its weight.
 
-        Labels without a weight have weight 1.
+        ``weights`` maps label ids to weights. All other labels have weight 1.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).best_by({0: 5.0})[0].ids
         array([0])
@@ -337,7 +338,7 @@ class Predictions:
         return self._map(keep)
 
     def _map(self, function: Callable[[NDArray[Any], float], NDArray[Any]]) -> Predictions:
-        """Apply ``function(array, padding)`` to the ids, scores and probabilities."""
+        """Return predictions with ``function(array, padding)`` applied to each array."""
         probabilities = self.probabilities
         return replace(
             self,
@@ -415,9 +416,9 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
 def interpolate(
     scores: NDArray[np.floating[Any]], knots: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Map scores to probabilities by linear interpolation between ascending knots.
+    """Map scores to probabilities by linear interpolation between the points (knot, value).
 
-    Padding, which has a score of -inf, gets probability 0.
+    ``knots`` are ascending scores. Padding, which has a score of -inf, gets probability 0.
     """
     probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
     return np.where(np.isneginf(scores), 0, probability).astype(np.float32)

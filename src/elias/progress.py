@@ -1,4 +1,4 @@
-"""Show the progress of long tasks as a bar in a terminal or notebook, or else as log lines.
+"""Show the progress of long tasks: as a bar in a terminal or notebook, elsewhere as log lines.
 
 The command line and notebooks show progress. In other programs, nothing is shown until `enable` is
 called.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 NOTE = 25
 """Log level of lines that every command prints, between INFO and WARNING."""
-SECONDS_BEFORE_BAR = 1.0  # in a notebook, because a removed bar leaves an empty line
+SECONDS_BEFORE_BAR = 1.0  # delay in a notebook, where a removed bar leaves an empty line
 SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 

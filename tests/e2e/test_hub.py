@@ -190,7 +190,9 @@ def test_a_model_on_the_hub_is_not_calibrated_in_place(corpus_folder):
     output = elias("calibrate", "hf://user/fish", corpus_folder)
 
     assert output.code == 2
-    assert "user/fish: a model on the hub cannot be changed; name a folder with --out" in output.err
+    assert (
+        "user/fish: a model on the hub cannot be changed; choose a folder with --out" in output.err
+    )
 
 
 @pytest.mark.usefixtures("online")

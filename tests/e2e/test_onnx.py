@@ -112,7 +112,9 @@ def test_a_trained_model_goes_from_text_to_the_same_names(run, texts, tmp_path):
     exported = OnnxModel(tmp_path / "model.onnx", threads=1)
 
     assert result.code == 0, result.err
-    assert "ranks like --component stage2; not exported: rerank, calibrate, names" in result.err
+    assert (
+        "ranks labels like --component stage2; not exported: rerank, calibrate, names" in result.err
+    )
     agree(exported, model, texts, top_k=20)
     best = model.predict(texts, top_k=1, component="stage2")
     assert [row.labels for row in exported.predict(texts, top_k=1)] == [r.labels for r in best]

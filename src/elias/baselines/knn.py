@@ -18,11 +18,12 @@ _MAX_SIMILARITIES = 2**24  # similarities computed at a time (at most 128 MB; mo
 
 
 class NearestNeighbours:
-    """Score each label by the summed cosine similarity of the nearest points with that label.
+    """k-nearest-neighbour classifier with cosine similarity.
 
-    Only the k nearest training points count. Points are compared by the tf-idf of their words, or
-    by the features of the corpus if it has no texts. Points without a common word are not
-    neighbours, so a text can have fewer than k neighbours, or none.
+    The score of a label is the summed similarity of those of the k nearest training points that
+    have the label. Points are compared by the tf-idf of their words, or by the features of a corpus
+    without texts. Points without a common word are not neighbours, so a text can have fewer than k
+    neighbours, or none.
 
     Example:
         >>> from elias import evaluate

@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _ConsoleHandler(logging.Handler):
-    """Write log records above the progress bars, each on one line."""
+    """Handler that writes log records above the progress bars, each on one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -275,7 +275,7 @@ def _percent(value: float | None) -> str:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print an error that the user can fix as one line, and exit. Let other exceptions pass."""
+    """Print errors that the user can fix, each on one line, and exit. Let other exceptions pass."""
     try:
         yield
         sys.stdout.flush()
@@ -291,7 +291,7 @@ def report_errors() -> Iterator[None]:
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
         if error.filename is None:
-            if error.errno not in _DISK_ERRORS:  # not about a file of the user
+            if error.errno not in _DISK_ERRORS:  # the error is not about a file of the user
                 raise
             _discard_stdout()
         report_error(DataError(f"{error.filename or 'output'}: {error.strerror}"))

@@ -121,7 +121,7 @@ def convert(
         Option(
             "--format",
             metavar="NAME",
-            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: from DST).",
+            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: by suffix of DST).",
         ),
     ] = None,
     reading: options.CorpusOptions,

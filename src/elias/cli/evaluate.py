@@ -37,7 +37,9 @@ def evaluate(
     split: Annotated[str, Option(metavar="test|validation|train", help="Split to use.")] = "test",
     ks: Annotated[
         list[int] | None,
-        Option("-k", min=1, help="k of P, nDCG, PSP and PSnDCG; repeatable (default: 1 3 5)."),
+        Option(
+            "-k", min=1, help="k in P@k, nDCG@k, PSP@k and PSnDCG@k; repeatable (default: 1 3 5)."
+        ),
     ] = None,
     component: options.Component = None,
     predictions_file: Annotated[
@@ -46,7 +48,9 @@ def evaluate(
     ] = None,
     threshold: Annotated[
         str | None,
-        Option(metavar="P|TARGET", help="Threshold for precision, recall and F1 (default: f1)."),
+        Option(
+            metavar="P|TARGET", help="Threshold or rule for precision, recall and F1 (default: f1)."
+        ),
     ] = None,
     per_label: Annotated[
         Path | None, Option(metavar="FILE", help="Write a CSV file with a row for each label.")
@@ -59,7 +63,7 @@ def evaluate(
         ),
     ] = None,
     hierarchy: Annotated[
-        bool, Option("--hierarchy", help="Give credit for broader and narrower labels.")
+        bool, Option("--hierarchy", help="Also give credit for broader and narrower labels.")
     ] = False,
     device: options.DeviceName = "auto",
     reading: options.CorpusOptions,
@@ -135,14 +139,17 @@ def _measure_groups(
     ks: Sequence[int],
     assigned: elias.Predictions | None,
 ) -> list[dict[str, Any]]:
-    """Return the metrics of each group of points (a list) or of labels (a dictionary)."""
+    """Return metrics per group.
+
+    ``group`` is a list with the group of each point, or a dictionary from group to label ids.
+    """
     if isinstance(group, list):
         return elias.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
     return elias.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
 
 
 def _print_json(results: Mapping[str, Any]) -> None:
-    """Print the values of all sections as one object. Thresholds and groups stay nested."""
+    """Print all results as one JSON object. Merge the sections except thresholds and groups."""
     values: dict[str, Any] = {}
     for section, part in results.items():
         if section not in ("thresholds", "groups"):
@@ -179,7 +186,10 @@ def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> di
 
 
 def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> None:
-    """Print the results of ``--threshold rule``; for ``keep_best`` see `Elias.keeps_best`."""
+    """Print the results as tables.
+
+    ``rule`` is the value of --threshold. For ``keep_best``, see `Elias.keeps_best`.
+    """
     from elias.metrics import RECALL_KS
 
     console.print_out(console.metrics_table(results["metrics"]))
@@ -192,7 +202,7 @@ def _print_tables(results: Mapping[str, Any], rule: str, *, keep_best: bool) -> 
     else:
         console.note(
             "no F1: these predictions have no probabilities, so no threshold was chosen; set a "
-            "score with --threshold, or add probabilities to the model with elias calibrate"
+            "minimum score with --threshold, or add probabilities with elias calibrate"
         )
     if thresholds := results.get("thresholds"):
         cells = [
@@ -223,7 +233,7 @@ def _find_groups(
     model: elias.Elias,
     frequencies: NDArray[np.int64] | None,
 ) -> list[str] | dict[str, list[int]]:
-    """Return the group of each point (a list), or the labels of each group (a dictionary).
+    """Return a list with the group of each point, or a dictionary from group to label ids.
 
     Args:
         name: ``frequency`` for groups of labels by their number of training points; ``broader`` for
@@ -274,7 +284,9 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
     table = TableFile(path, kind, ReadOptions(header=False))
     columns = table.names[:2] if kind in KINDS else []
     if len(columns) < 2:
-        raise DataError(f"{path}: is not a table with two columns; give one with label and set")
+        raise DataError(
+            f"{path}: is not a table with two columns; give a label column and a set column"
+        )
     pairs = [[str(cell or "").strip() for cell in cells] for _, cells in table.rows(columns)]
     matches = model.label_table.match([label for label, _ in pairs])
     sets: dict[str, list[int]] = {}
@@ -364,7 +376,7 @@ def calibrate(
     from elias.rerank.probabilities import PROBABILITIES, fit_probabilities, measure_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
-        raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
+        raise DataError(f"{name}: a model on the hub cannot be changed; choose a folder with --out")
     if split == "train":
         raise DataError(
             "--split train: the scores of training points are too high to calibrate on; use "

@@ -41,13 +41,13 @@ class Experiment:
     out: Annotated[Path, Option(metavar="DIR", help="Results folder; models go to DIR/runs.")]
     seeds: Annotated[
         str | None,
-        Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
+        Option(metavar="S,S,…", help="Seeds to average over (default: the configured seed)."),
     ] = None
     training: options.TrainingOptions
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
     def setting(self) -> Setting:
-        """Check the options, read the corpus and print the configuration to be trained."""
+        """Check the options, read the corpus, print the configuration, and return the setting."""
         seeds = _parse_numbers("--seeds", self.seeds, int)
 
         from elias.experiments import Setting
@@ -90,7 +90,8 @@ class Experiment:
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
-                f"{data}: has other labels than {path}; give the training corpus of the model"
+                f"{data}: the labels differ from those of {path}; give the training corpus of "
+                "this model"
             )
         setting = Setting.of(
             model.config, corpus, self.out, device=device, overwrite=self.training.overwrite
@@ -155,7 +156,7 @@ def compare(
     peer_python: Annotated[
         list[str] | None,
         Option(
-            metavar="PEER=PATH",
+            metavar="PACKAGE=PATH",
             help="Python interpreter with omikuji or pecos, e.g. pecos=PATH; repeatable.",
         ),
     ] = None,
@@ -217,7 +218,7 @@ def prune(
     ] = None,
     thresholds: Annotated[
         str | None,
-        Option(metavar="T,T,…", help="Minimum edge scores to keep (default: the paper's)."),
+        Option(metavar="T,T,…", help="Minimum edge scores to keep (default: as in the paper)."),
     ] = None,
     tops: Annotated[
         str | None,

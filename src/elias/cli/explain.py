@@ -106,7 +106,7 @@ def _legend(model: elias.Elias, member: int) -> str:
         if reranker.calibration is not None:
             weights = (f"{w:g} · " if w != 1 else "" for w in MIXTURES[reranker.mixture])
             formula = "{}calibrated + {}p · ranker".format(*weights)
-        if reranker.sharpness > 1:  # otherwise it is part of the ranker's score
+        if reranker.sharpness > 1:  # a sharpness of 1 leaves p as it is
             formula = formula.replace("p · ranker", f"p^{1 / reranker.sharpness:.3g} · ranker")
     score = formula or "p"
     if model.others:

@@ -1,4 +1,4 @@
-"""``elias export`` and ``elias push``: write a model for use elsewhere, or push it to the hub."""
+"""``elias export``, ``push``: export a model to ONNX or in compact form, or push it to the Hub."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from elias.errors import ConfigError
 def export(
     model: options.ModelPath,
     out: Annotated[
-        Path, Argument(metavar="OUT", help="The ONNX file to write, or the folder with --compact.")
+        Path,
+        Argument(metavar="OUT", help="ONNX file to write; with --compact, model folder to write."),
     ],
     compact: Annotated[
-        bool, Option("--compact", help="Write a model folder of about a third of the size.")
+        bool,
+        Option("--compact", help="Write a model folder about a third as large, instead of ONNX."),
     ] = False,
     top_k: Annotated[
         int | None,
@@ -39,7 +41,9 @@ def export(
     With --compact, write a smaller model folder with all components instead.
     """
     if compact and (int8 or top_k is not None):
-        raise ConfigError("--int8 and --top-k are for ONNX files; leave them out with --compact")
+        raise ConfigError(
+            "--int8 and --top-k apply only to ONNX files; leave them out with --compact"
+        )
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     start = time.monotonic()
     if compact:
@@ -52,7 +56,7 @@ def export(
     stage, *left_out = loaded.components
     if left_out and not compact:
         missing = ", ".join(left_out)
-        console.note(f"the file ranks like --component {stage}; not exported: {missing}")
+        console.note(f"the file ranks labels like --component {stage}; not exported: {missing}")
 
 
 def push(

@@ -31,7 +31,7 @@ _INDEX_SIZES = {
 def info(
     model: options.ModelPath,
     verify: Annotated[
-        bool, Option("--verify", help="Only check the checksum of every file.")
+        bool, Option("--verify", help="Only verify the checksums of all files.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -50,7 +50,7 @@ def info(
         return
     rows = dict(config_rows(loaded.config)) | {"ranker": _describe_reranker(loaded.reranker)}
     if validation := loaded.metadata.get("data", {}).get("splits", {}).get("validation"):
-        rows["validation points"] = f"{validation['points']:,}"  # of the corpus, not held out
+        rows["validation points"] = f"{validation['points']:,}"  # split of the corpus
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):

@@ -34,7 +34,7 @@ TestSize = Annotated[
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Test points; 0 for none (default: a fifth, if DATA has no test split).",
+        help="Number of test points; 0: none (default: a fifth if DATA has no test split).",
     ),
 ]
 DeviceName = Annotated[
@@ -87,7 +87,7 @@ class ConfigOptions:
     ] = None
     changes: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. index.beta=75."),
+        Option("--set", metavar="KEY=VALUE", help="Set a configuration key, e.g. index.beta=75."),
     ] = None
 
     def build(self) -> EliasConfig:
@@ -122,12 +122,12 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Keep rows with the same value in one split (default: near-duplicates).",
+            help="Rows with the same value stay in one split (default: near-duplicates do).",
         ),
     ] = None
-    no_header: Annotated[bool, Option("--no-header", help="No header; columns count from 1.")] = (
-        False
-    )
+    no_header: Annotated[
+        bool, Option("--no-header", help="The file has no header; columns are called 1, 2, …")
+    ] = False
     encoding: Encoding = None
     label_table: Annotated[
         Path | None, Option(metavar="FILE", help="Label table, or SKOS vocabulary.")
@@ -191,7 +191,7 @@ class TrainingOptions:
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options to read a file. Missing options are taken from the training data."""
+    """Return the options to read a file. By default, they are the same as for the training data."""
     from elias.data.load import reading_options
 
     options = reading_options(path, settings, columns)

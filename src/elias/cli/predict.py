@@ -124,7 +124,7 @@ def predict(
             "without": without and parse_labels(without, loaded.label_names),
             "component": component,
         }
-        if source is None:  # on all ranks except 0
+        if source is None:  # ranks other than 0
             follow_predict(world, loaded, arguments)
             return
         with shared_predict(world, loaded) as predict_texts:
@@ -141,7 +141,7 @@ def predict(
 def _open_texts(
     model: Path, texts: Path, column: str | None, keep: Sequence[str], encoding: str | None
 ) -> elias.TextFile | Iterator[TextRow]:
-    """Return the file of texts, or the rows of stdin. Columns default to those of the training."""
+    """Return the file of texts, or the rows of stdin. By default, read the columns of training."""
     from elias.persistence.hub import find_model
     from elias.persistence.manifest import Manifest
 
@@ -218,7 +218,9 @@ def _stdin_rows(column: str | None, keep: Sequence[str]) -> Iterator[TextRow]:
     if column is not None:
         return json_text_rows(lines, "stdin", column, keep)
     if keep:
-        raise DataError("--keep: plain lines on stdin have no columns; send JSON, and give --text")
+        raise DataError(
+            "--keep: plain lines on stdin have no columns; send JSON lines, and give --text"
+        )
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 
@@ -232,8 +234,8 @@ def open_file(
     """Find the text column and the kept columns of a file.
 
     Args:
-        source: The file. Without a column, it is read as a table if it has the extension of a table
-            format. Other files have one text per line.
+        source: The file. It is read as a table if a column is given, or if it has the extension of
+            a table format. Any other file has one text per line.
         column: Text column of a table.
         keep: Columns to return with each text.
         settings: Reading options of the model's training data, used if no column is given.
@@ -259,7 +261,7 @@ def stdin_lines() -> Iterator[str]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            problem = describe_utf8_error(error).partition(", or pass")[0]  # an option for files
+            problem = describe_utf8_error(error).partition(", or pass")[0]  # for files only
             raise DataError(f"stdin:{number}: {problem}") from None
         yield line.rstrip("\n").rstrip("\r")
 

@@ -87,7 +87,7 @@ def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str]
 def exit_at_once_if_joined() -> Iterator[None]:
     """Skip interpreter shutdown if a process fails while it is in a process group.
 
-    Pending collectives would abort the shutdown with SIGABRT, which would hide the exit code.
+    Pending collective operations would abort the shutdown with SIGABRT and hide the exit code.
     """
     try:
         yield

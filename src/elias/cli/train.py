@@ -48,7 +48,9 @@ def train(
     ] = False,
     ignore_memory: Annotated[
         bool,
-        Option("--ignore-memory", help="Train even if memory may not suffice."),
+        Option(
+            "--ignore-memory", help="Train even if the memory estimate exceeds what is available."
+        ),
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
@@ -57,7 +59,7 @@ def train(
     """
     start_time = time.monotonic()
     if out is None and not dry_run:
-        raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
+        raise typer.BadParameter("give a run folder, or use --dry-run", param_hint="--out")
     if as_json and not dry_run:
         raise ConfigError("--json: works only with --dry-run; add --dry-run")
     configuration, device, overwrite = training.configuration, training.device, training.overwrite
@@ -134,7 +136,8 @@ def describe_times(steps: dict[str, float], duration: float) -> str:
     """Return the duration of a run in words, with the steps that took longest."""
     from elias.progress import seconds
 
-    steps = steps | {"other": duration - sum(steps.values())}  # negative for a resumed run
+    # "other" is negative for a resumed run
+    steps = steps | {"other": duration - sum(steps.values())}
     shown = [f"{name} {seconds(value)}" for name, value in steps.items() if value >= _SHOWN_SECONDS]
     return seconds(duration) + (f": {', '.join(shown)}" if shown else "")
 

@@ -1,4 +1,4 @@
-"""Load and compare configurations: TOML and JSON files, presets, ``key=value`` overrides."""
+"""Load configurations from TOML and JSON files, presets and overrides, and compare them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over``. Nested tables are merged key by key."""
+    """Return a copy of ``base`` updated by ``over``. Nested tables are merged key by key."""
     merged = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -84,7 +84,7 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for i, part in enumerate(path):
         node = _child(node, part, ".".join(path[: i + 1]))
     if isinstance(node, list):
-        raise ConfigError(f"unknown key {dotted!r}; set one of its keys, e.g. {dotted}.epochs")
+        raise ConfigError(f"unknown key {dotted!r}; add the key of a stage, e.g. {dotted}.epochs")
     if last not in node:
         raise ConfigError(f"unknown key {dotted!r}{_key_hint(dotted, last, node)}")
     node[last] = value
@@ -183,7 +183,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _item_key(i: int, item: Any) -> str:
-    """Return the key of a list item in error messages: its name, or its index without a name."""
+    """Return the key of a list item in error messages: its name or, if it has none, its index."""
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) else str(i)
 
@@ -256,8 +256,9 @@ _ABSENT = "not set"
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
     """Convert a configuration that an older version of ELIAS saved to the keys of this version.
 
-    Add missing keys. Drop a removed key if it has the fixed value. Keep any other removed key, so
-    that `build` reports it as unknown. With ``drop_removed``, drop it and log a message.
+    Add missing keys. Drop a removed key if it has the value that is now fixed. Keep any other
+    removed key, so that `build` reports it as unknown. With ``drop_removed``, drop it, too, and log
+    a message.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1'}]

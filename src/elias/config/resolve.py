@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
-EXTRA_TRAIN_CLUSTERS = 5  # in training, clusters of a text's labels come before those of the beam
+EXTRA_TRAIN_CLUSTERS = 5  # added to the beam in training, for the clusters of a text's labels
 MIN_SHORTLIST = 100
 
 
@@ -62,22 +62,23 @@ WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
 """Sizes for more labels, as in the paper (Table 4), but with twice the shortlist in prediction."""
 MIN_VALIDATION, MAX_VALIDATION = 20, 5000
-MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
+# Within these limits, a CPU trains the ranker in minutes.
+MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000
 CHAR_NGRAMS = (3, 5)
 LONG_TEXT_BYTES = 500
-"""Size from which on texts are long: about 80 words. It is compared with the 95th percentile."""
+"""Size from which texts count as long, about 80 words. The 95th percentile is compared with it."""
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
 MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
 """Maximum of points × labels for which a stage scores every label.
 
-A bag then trains for some minutes on a CPU. A transformer learns more from hard negatives if most
-labels have one or two points."""
+A bag encoder then trains for some minutes on a CPU. The limit for a transformer is lower, because
+it learns more from hard negatives if most labels have one or two points."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
 
-The learning rate of a wider transformer is lower in proportion, for BERT-base half as high."""
+The learning rate of a wider transformer is lower in proportion: half as high for BERT-base."""
 
 _COMMON = {
     "steps": 80,  # approximate number of steps in an epoch, from which the batch size follows
@@ -384,7 +385,7 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 
 
 def n_clusters(n_labels: int, rule: _IndexRule) -> int:
-    """Return C, the smallest power of two with at most ``rule.labels_per_cluster`` labels each.
+    """Return C: the smallest power of two for at most ``labels_per_cluster`` labels per cluster.
 
     It is at least `MIN_CLUSTERS`, unless clusters would have fewer than `MIN_LABELS_PER_CLUSTER`
     labels.
@@ -407,10 +408,10 @@ def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
 def validation_size(n_points: int, *, refits: bool = False) -> int:
     """Return the number of points to hold out for validation.
 
-    It is the larger of two shares of the points, each with a limit: the larger share has the lower
-    limit. With ``refits``, the ranker is later trained on the held-out points, too, so more points
-    can be spared. To choose a threshold, at least `MIN_VALIDATION` points are held out, if this is
-    at most a third of all points.
+    It is a tenth of the points, but at most 1000, or a twentieth if that is more. With ``refits``,
+    a fifth replaces the tenth, but at most 2000, because the ranker is later trained on the
+    held-out points, too. To choose a threshold, at least `MIN_VALIDATION` points are held out, if
+    this is at most a third of all points.
 
     >>> validation_size(4000), validation_size(4000, refits=True), validation_size(100)
     (400, 800, 20)

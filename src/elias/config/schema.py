@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 PROPENSITY = (0.55, 1.5)
-"""A and B of the propensity model, for data sets that are not of Wikipedia or Amazon."""
+"""A and B of the propensity model, for data sets that are not from Wikipedia or Amazon."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -49,13 +49,13 @@ class RerankConfig:
     """Train the ranker after the last stage. Derived: true for at most 200,000 labels and 1,000,000
     points, which a CPU trains in minutes."""
     candidates: int = 200
-    """Number of labels that are reranked for each text, the best labels of the model. Without an
-    index, all labels if there are at most 200."""
+    """Number of the model's best labels that are reranked for each text. Without an index, all
+    labels are reranked if there are at most 200."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] | None = None
     """Shortest and longest character n-gram that is a feature; (0, 0) for none. Derived: (3, 5), or
-    none if texts are long and there are more than 200 labels: words say enough then."""
+    none if texts are long and there are more than 200 labels."""
     embedding: Literal["none", "encoder", "first"] = "none"
     """Embedding φ(x) as additional features: ``encoder`` after training (as in the paper; it
     overfits, because the ranker trains on the same points), or ``first`` before training, for a
@@ -71,7 +71,7 @@ class RerankConfig:
     on the validation points, if there are any."""
     names: bool = True
     """Also fit trees that use the similarity of text and label name as a further feature, add the
-    50 labels of the most similar names to the candidates, and rank by the scores of these trees.
+    50 labels with the most similar names to the candidates, and rank by the scores of these trees.
     Not in the paper. This needs texts, and label names that are words."""
     trees: int = 40
     """Number of trees that T averages. Each tree is fitted on its own random sample of the points,
@@ -79,7 +79,7 @@ class RerankConfig:
     points and all features, and a leaf can hold a single pair."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "rerank", "candidates", "trees")
         words = self.word_ngrams
         require(0 <= words <= 5, f"rerank.word_ngrams must be in 0..5, not {words}")
@@ -108,7 +108,7 @@ class DataConfig:
     least one point of each label. None: all points, or a million if the corpus is on disk."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "data", "setup_points")
 
 
@@ -154,7 +154,7 @@ class EncoderConfig:
     """bag: share of the words and n-grams dropped during training."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         for name in ("dropout", "token_dropout"):
             value = getattr(self, name)
             require(0 <= value < 1, f"encoder.{name} must be in [0, 1), not {value}")
@@ -213,11 +213,10 @@ class IndexConfig:
     beam_size + 5."""
     train_shortlist: int | None = None
     """Size of the shortlist in training. Derived: two thirds of shortlist_size (many labels: half
-    of it). A smaller value trains faster, and a larger shortlist_size still finds more labels in
-    prediction."""
+    of it). A smaller value makes training faster. Prediction uses shortlist_size."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "index", "n_clusters", "edges_per_cluster", "beam_size")
         _at_least(1, self, "index", "shortlist_size", "train_clusters", "train_shortlist")
         _at_least(1, self, "index", "alpha", "beta")
@@ -237,7 +236,7 @@ class LossConfig:
     texts are not training points, as in the paper."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(0, self, "loss", "label_text_weight", finite=True)
 
 
@@ -253,7 +252,7 @@ class StageConfig:
     """Name of the stage in logs and metrics."""
     learn_graph: bool = False
     """Learn the edges, starting from the co-occurrence counts of clusters and labels (M'Y, Eq. 9).
-    If false, see `score_all`."""
+    If false, `score_all` selects what the stage does."""
     score_all: bool | None = None
     """Score every label in each step (one-vs-all), in a stage that does not learn the graph. If
     false, the graph is fixed: a partition with all edge scores 1, as in the paper. By default, a
@@ -299,7 +298,7 @@ class StageConfig:
     averaging."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         section = f"stages.{self.name}"
         _at_least(1, self, section, "epochs", "batch_size", "index_every")
         rates = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr")
@@ -329,7 +328,7 @@ class EnsembleConfig:
     here, so that training with it reproduces the member."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "ensemble", "members")
         _at_least(0, self, "ensemble", "first_member")
 
@@ -340,25 +339,26 @@ class EvalConfig:
 
     validation_size: int | None = None
     """Number of training points held out if the corpus has no validation split; 0: none. Derived: a
-    tenth of the points up to 1000 (a fifth up to 2000 if the ranker scores every label), then a
-    twentieth up to 5000."""
+    tenth of the points, at most 1000 (a fifth, at most 2000, if the ranker scores every label), or
+    a twentieth, at most 5000, if that is more."""
     hold_out: Literal["covered", "random"] = "random"
     """``covered``: hold out only points whose labels all have another point, so that training sees
     every label; ``random``: any points. If many labels have a single point, covered points are
-    easier than new texts, and scores calibrated on them fit new texts less well."""
+    easier to label than new texts, and scores calibrated on them fit new texts less well."""
     select_by: str = "nDCG@5"
     """Validation metric that selects the best epoch."""
     patience: int = 5
     """Stop a stage after this number of epochs without a better validation metric; 0: never."""
     drop_unhelpful: bool = True
-    """Drop a last stage, a calibration or label names that do not help on held-out points."""
+    """Leave out the last stage, calibration or label names if they do not improve results on
+    held-out points."""
     every: int = 1
     """Number of epochs between validations; the last epoch is always validated."""
     propensity: tuple[float, float] = PROPENSITY
     """A and B of the propensity model."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(0, self, "eval", "validation_size", "patience")
         _at_least(1, self, "eval", "every")
 
@@ -377,7 +377,7 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep; 0: write no checkpoints."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         _at_least(0, self, "checkpoint", "minutes", "keep", finite=True)
 
 
@@ -396,7 +396,7 @@ class TrackingConfig:
     of wandb apply, e.g. WANDB_MODE=offline."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         require(
             self.wandb is None or bool(self.wandb.strip()), "tracking.wandb must name a project"
         )
@@ -408,7 +408,7 @@ ONE_VS_ALL = "one-vs-all"
 
 
 def one_vs_all_stages(stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...] | None:
-    """Return stage 1 as the only stage, or None if the stages require an index.
+    """Return the stages of a one-vs-all model: stage 1 only. Return None if an index is required.
 
     Stages require an index if they are not the two default stages, if ``score_all`` of stage 1 is
     False, or if a setting of stage 2 other than its number of epochs is changed.
@@ -446,7 +446,7 @@ class EliasConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        """Check the seed and the stages. With index.kind='all', use one-vs-all stages."""
+        """Check the seed and the stages. If index.kind is 'all', use the one-vs-all stages."""
         require(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
         require(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]

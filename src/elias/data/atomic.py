@@ -229,7 +229,7 @@ def _sync(path: Path) -> None:
 
 
 class ArrayWriter:
-    """Writes a one-dimensional npy file in chunks. The length need not be known in advance.
+    """Writer of a one-dimensional npy file in chunks. The length need not be known in advance.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

@@ -45,8 +45,8 @@ class Split:
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
     rows: NDArray[np.int64] | None = None
-    """(N,) row of each point in the training split of the source. None if the split was
-    read as it is in the source."""
+    """(N,) the row of each point in the training split of the source, if this split was drawn from
+    it. None if the source defines this split."""
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -84,7 +84,7 @@ class Split:
         )
 
     def without_filtered_labels(self) -> Split:
-        """Return the split without the labels of points that the filters exclude.
+        """Return the split without the (point, label) pairs that its filters exclude.
 
         >>> labels = csr_matrix(np.float32([[1, 1]]))
         >>> split = Split(labels=labels, texts=["cod"], filters=np.array([[0, 1]]))
@@ -157,7 +157,7 @@ class Corpus:
         return replace(self, **splits)  # type: ignore[arg-type]
 
     def with_label_table(self, table: LabelTable) -> Corpus:
-        """Return the corpus with the names, ids, synonyms and descriptions of a table.
+        """Return the corpus with the names, ids, synonyms and descriptions of a label table.
 
         The labels of the corpus are matched with the table (`LabelTable.match`) and keep their
         positions. Rows that no label matches are appended as labels without points.

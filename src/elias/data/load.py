@@ -102,9 +102,9 @@ def load_corpus(
     r"""Read a corpus in any supported format. The format is detected from the content.
 
     Args:
-        source: A file or folder. Or a table in memory: a pandas or polars DataFrame, an Arrow
-            table, a `datasets.Dataset`, a list of dictionaries, or a dictionary that maps split
-            names to tables, such as a `DatasetDict`.
+        source: A file, a folder or a table in memory. A table is a pandas or polars DataFrame, an
+            Arrow table, a `datasets.Dataset`, a list of dictionaries, or a dictionary that maps
+            split names to tables, such as a `DatasetDict`.
         text: The text column of a table. Several columns (``["title", "abstract"]`` or
             ``"title,abstract"``) are joined by a space. By default, all columns with common names
             such as text, title or description that look like text are read. If there are none,
@@ -114,13 +114,13 @@ def load_corpus(
             With ``texts``, the labels of each text: a list of names, or one name.
         texts: A list of texts, instead of ``source``.
         separator: The separator between the labels of one cell. If it is empty, each cell is one
-            label. By default it is detected from the cells: ``|``, ``;``, tab or comma.
+            label. By default, it is detected from the cells: ``|``, ``;``, tab or comma.
         group: A column of a table. Points with the same value stay together in training, validation
             or test when points are held out. By default (``near-duplicates``), texts that are equal
             up to case, digits, punctuation and white space stay together. With ``none``, points
             are held out individually.
-        header: Whether the first line of a CSV or TSV file is a header. By default it is
-            recognised. Without a header, columns are named by their numbers, from 1.
+        header: Whether the first line of a CSV or TSV file is a header. By default, this is
+            detected. Without a header, columns are named by their numbers, from 1.
         encoding: The encoding of a text file. By default UTF-8.
         seed: Seed of the random choice of test points.
         test_size: The number of test points, or a share below 1. With 0, no test points are held
@@ -157,8 +157,8 @@ def load_corpus(
         ['fish', 'law']
     """
     if (texts is None) == (source is None):
-        raise DataError("pass a path or a table, or else texts= and labels=, but not both")
-    if texts is not None:  # a string is one label, whatever characters it contains
+        raise DataError("pass either a path or a table, or texts= and labels=")
+    if texts is not None:  # a string is one label, even if it contains a separator
         source = list_table(texts, labels)
         text, labels, separator = "text", "labels", separator or ""
     options = ReadOptions(
@@ -199,7 +199,7 @@ def load_corpus(
         return corpus
     if texts is None:
         return replace(corpus, source=None, format=type(source).__name__)
-    for name in ("text", "labels", "separator"):  # the lists have no columns
+    for name in ("text", "labels", "separator"):  # these options apply to tables, not to lists
         reading.pop(name, None)
     return replace(corpus, source=None, format="lists", reading=reading)
 
@@ -257,8 +257,8 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
     """Read a column of the table that a corpus was read from, for the points of one split.
 
     Args:
-        corpus: A corpus of `load_corpus`, whose points may have been held out of the training
-            split.
+        corpus: A corpus read by `load_corpus`. Its validation and test points may have been drawn
+            from the training split of the source.
         split: Name of the split.
         column: Name of the column.
 
@@ -286,7 +286,7 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
 
 
 def _existing(source: str | Path, *, is_file: bool = False) -> Path:
-    """Return the path of a file or folder. If it does not exist, suggest a similar name."""
+    """Return the path of a file or folder. If it does not exist, raise an error with a hint."""
     path = Path(source).expanduser()
     if is_file and path.is_dir():
         raise DataError(f"{path}: is a folder; give a file")
@@ -722,7 +722,7 @@ class TextFile:
             text: The text column of a table, or several such as ``title,abstract``. By default,
                 columns that look like text are read, see `load_corpus`.
             keep: Columns of a table whose cells are returned with the text.
-            header: Whether a CSV or TSV file has a header. By default it is recognised.
+            header: Whether a CSV or TSV file has a header. By default, this is detected.
             encoding: The encoding of the file, UTF-8 by default.
 
         Raises:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEAR_DUPLICATES, NO_GROUPS = "near-duplicates", "none"
-"""Special values of ``group=``; any other value is a column name. Models saved by older versions
-have no ``group`` setting, which is read as ``none``."""
+"""Special values of ``group=``; any other value is a column name. Models of older versions lack the
+setting ``group``, and ``none`` is then used."""
 ALONE = 0
 """Key of a point that belongs to no group, because its text or cell is empty: ``hash("")``."""
 _CHUNK = 1 << 13
@@ -49,7 +49,7 @@ _LETTERS = _Letters()
 
 
 def normal_form(text: str) -> str:
-    """Return the words of a text, casefolded, without digits, punctuation and extra white space.
+    """Return the words of a text, casefolded, without digits, punctuation or extra white space.
 
     A text without letters is returned unchanged, except for white space around it.
     """
@@ -95,7 +95,7 @@ def count_repeats(keys: Ids, train_keys: Ids) -> int:
 
 
 def shared_groups(corpus: Corpus) -> str | None:
-    """Describe the overlap of the groups in training and test split; None if there is none."""
+    """Describe how many groups are in both training and test split. Return None if none are."""
     of_train, of_test = corpus.train.groups, None if corpus.test is None else corpus.test.groups
     if of_train is None or of_test is None:
         return None
@@ -115,8 +115,9 @@ def training_groups(corpus: Corpus) -> Ids | None:
 
     - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
     - There are no groups if the share of test texts with a near-duplicate in the training split is
-      more than half of the share of training texts with one. The test points were then probably
-      drawn without regard to near-duplicates, so validation points are drawn in the same way.
+      more than half of the share of training texts with a near-duplicate in it. The test points
+      were then probably drawn without regard to near-duplicates, so validation points are drawn in
+      the same way.
     - If more than a twentieth of the points, and more than 8, have the same normal form, their
       texts probably differ in numbers (``item 12``). Of these, only identical texts form a group.
     """
@@ -156,7 +157,7 @@ def training_groups(corpus: Corpus) -> Ids | None:
 
 
 def _common_keys(keys: Ids) -> Ids:
-    """Return the keys that too many points share to be near-duplicates of each other."""
+    """Return the keys of groups that are too large to consist of near-duplicates."""
     unique, sizes = np.unique(keys[keys != ALONE], return_counts=True)
     return unique[sizes > max(min(8, len(keys) // 2), len(keys) // 20)]
 

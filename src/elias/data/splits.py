@@ -84,7 +84,7 @@ def hold_out(
         refused[start : start + _CHUNK] |= np.diff(before) > 0
 
     def claim(rows: Rows) -> bool:
-        """Remove rows from the training points, unless a label would lose its last point."""
+        """Hold out rows and return True, unless a label would lose its last training point."""
         spans = [labels.indices[labels.indptr[row] : labels.indptr[row + 1]] for row in rows]
         ids = np.concatenate(spans)
         np.subtract.at(remaining, ids, 1)
@@ -109,7 +109,7 @@ def _draw(
     small ones. Groups of at most ``size / 2`` points are tried first, and taken if all of their
     points fit. If points are still missing, all other groups are tried, and taken if they bring the
     number of points closer to ``size``. If nothing can be taken in this way, the smallest group is
-    taken. At least one point always remains. Without groups, each point is its own group, and there
+    taken. At least one point is never taken. Without groups, each point is its own group, and there
     is no second attempt.
 
     Args:
@@ -133,7 +133,10 @@ def _draw(
     missing = size
 
     def draw(tried: Rows, limit: Callable[[int], float]) -> None:
-        """Take groups of at most ``limit(missing)`` points until no more points are missing."""
+        """Take groups in order until ``size`` points are taken.
+
+        Skip groups larger than ``limit(missing)``, where ``missing`` is the number still needed.
+        """
         nonlocal missing
         for start in range(0, len(tried), _CHUNK):
             chunk = tried[start : start + _CHUNK]
@@ -300,7 +303,8 @@ def restore_splits(
     divided = repeat_hold_out(corpus, metadata)
     stats = json.loads(json.dumps(corpus_stats(divided).to_dict()["splits"]))
     columns, trained_on = corpus.reading.get("text"), settings.get("text")
-    if columns and trained_on and columns != trained_on:  # same points, but other texts
+    # The points are the same, but other columns were read as texts.
+    if columns and trained_on and columns != trained_on:
         stats, recorded = _without_texts(stats), _without_texts(recorded)
         if settings.get("group") == NEAR_DUPLICATES and not same_statistics(stats, recorded):
             raise DataError(
@@ -338,7 +342,7 @@ def _hashes(texts: Iterable[str]) -> NDArray[np.uint32]:
 
 
 def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
-    """Hold out the test points of a model's run again. ``corpus`` must not have a test split."""
+    """Hold out the same test points as a model's training run. ``corpus`` has no test split."""
     settings = metadata.get(DATA_SETTINGS, {})
     test_size = _recorded_splits(metadata).get("test", {}).get("points", 0)
     if test_size and "group" in settings:  # the number of points depends on the groups

@@ -25,7 +25,7 @@ _Hashes = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]
 PERCENTILES = (10, 50, 90, 99)
 _WORD = re.compile(r"\w+")
 _NOTICEABLE = 0.05  # minimum share of points for a hint
-_SAMPLED_TEXTS = 1000  # training texts of which the empty ones are counted
+_SAMPLED_TEXTS = 1000  # number of training texts among which empty ones are counted
 _FEW_LABELS = 20  # with fewer one-word labels, it is not unusual that most occur once
 _LONG_NAME = 12  # mean number of words above which label names are too long
 
@@ -36,14 +36,14 @@ class SplitStats:
 
     points: int
     pairs: int
-    """Relevant (point, label) pairs."""
+    """Number of relevant (point, label) pairs."""
     labels_with_points: int
     labels_per_point: float
     labels_percentiles: tuple[int, ...]
     """The 10th, 50th, 90th and 99th percentile of the number of labels per point."""
     points_without_labels: int
     words_mean: float | None = None
-    """Mean number of words per text, split at white space; None without texts."""
+    """Mean number of words per text, split at white space; None if there are no texts."""
     words_percentiles: tuple[int, ...] | None = None
     """The 10th, 50th, 90th and 99th percentile of the number of words per text."""
     empty_texts: int | None = None
@@ -51,21 +51,21 @@ class SplitStats:
     """Number of texts that repeat an earlier text of this split, ignoring case and punctuation.
     Empty texts do not count."""
     texts_in_train: int | None = None
-    """Number of texts, without the empty ones, that also occur in the training split; None for the
+    """Number of texts, not counting empty ones, that also occur in the training split; None for the
     training split."""
     near_duplicate_groups: int | None = None
     """Number of groups of near-duplicates, see `elias.data.near_duplicates.normal_form`."""
     near_duplicates: int | None = None
-    """Number of texts in these groups."""
+    """Number of texts in groups of near-duplicates."""
     near_duplicates_in_train: int | None = None
-    """Number of texts with a near-duplicate in the training split; None for that split."""
+    """Number of texts with a near-duplicate in the training split; None for the training split."""
     groups: int | None = None
-    """Number of groups of at least two points with the same value in the group column; None without
-    such a column."""
+    """Number of groups of at least two points with the same value in the group column; None if
+    there is no such column."""
     points_in_groups: int | None = None
-    """Number of points in these groups."""
+    """Number of points that share a value of the group column with another point."""
     points_with_group_in_train: int | None = None
-    """Number of points whose group is also in the training split; None for that split."""
+    """Number of points whose group is also in the training split; None for the training split."""
     filter_pairs: int
 
 
@@ -77,7 +77,7 @@ class CorpusStats:
     labels: int
     """Number of labels L."""
     features: int | None
-    """D_bow, the number of feature columns in the source; None without features."""
+    """D_bow, the number of feature columns in the source; None if there are no features."""
     points_per_label: float
     """Mean number of training points per label: training pairs divided by L."""
     points_per_label_percentiles: tuple[int, ...]
@@ -225,11 +225,12 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
 
 
 def _hashes(split: Split) -> _Hashes | None:
-    """Return hashes of the texts (without case and punctuation), `text_keys`, and groups.
+    """Return the hashes, `text_keys` and groups of all texts, or None if there are no texts.
 
-    Hashes have 64 bits, and are kept instead of texts to save memory. The probability that any
-    two of ten million different texts collide is one in 370,000. A text that consists only of
-    punctuation is hashed as it is. The hash and the key of an empty text are `ALONE`.
+    A hash ignores case and punctuation. Hashes have 64 bits, and are kept instead of texts to save
+    memory. The probability that any two of ten million different texts collide is one in 370,000. A
+    text that consists only of punctuation is hashed as it is. The hash and the key of an empty text
+    are `ALONE`.
     """
     texts = split.texts
     if texts is None:

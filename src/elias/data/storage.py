@@ -58,7 +58,10 @@ class DiskTexts(Sequence[str]):
         self._offsets = _map_array(folder / _OFFSETS)
         self._blob = memoryview(_map_array(folder / _TEXTS).data)
         if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
-            raise DataError(f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder")
+            raise DataError(
+                f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder to read the "
+                "corpus again"
+            )
 
     def is_valid(self) -> bool:
         """Return whether the offsets of the texts start at 0 and ascend."""
@@ -104,7 +107,7 @@ class DiskTexts(Sequence[str]):
 
     @property
     def digest(self) -> str:
-        """Return the stored hash of all texts, followed by a hash of ``rows`` unless it is None."""
+        """Return the stored hash of all texts. Append a hash of ``rows``, unless it is None."""
         if self.rows is None:
             return self._digest
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<i8").data)
@@ -116,11 +119,13 @@ def _map_array(path: Path) -> NDArray[Any]:
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
+        raise DataError(
+            f"{path}: is missing or damaged ({error}); remove its folder to read the corpus again"
+        ) from error
 
 
 def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
-    """Return a CSR matrix with more columns that shares the arrays of ``matrix``."""
+    """Return ``matrix`` with ``n_columns`` columns. The result shares its arrays."""
     shape = (matrix.shape[0], n_columns)
     return csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=shape, copy=False)
 
@@ -134,7 +139,7 @@ def _index_type(n_entries: int, n_columns: int) -> str:
 
 
 def _open_csr(folder: Path, n_columns: int, prefix: str = "") -> csr_matrix:
-    """Memory-map the CSR matrix that is stored in the files of a folder."""
+    """Memory-map the CSR matrix in the files of a folder whose names start with ``prefix``."""
     arrays = (_map_array(folder / f"{prefix}{name}") for name in (_VALUES, _INDICES, _INDPTR))
     values, indices, indptr = arrays
     damage = f"{folder}: the stored {'features' if prefix else 'labels'} are damaged"
@@ -143,9 +148,11 @@ def _open_csr(folder: Path, n_columns: int, prefix: str = "") -> csr_matrix:
         matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
         matrix.check_format(full_check=True)  # kernels do not check indices
     except ValueError as error:
-        raise DataError(f"{damage} ({error}); remove the folder") from error
+        raise DataError(
+            f"{damage} ({error}); remove the folder to read the corpus again"
+        ) from error
     if matrix.nnz != len(values):
-        raise DataError(f"{damage}; remove the folder")
+        raise DataError(f"{damage}; remove the folder to read the corpus again")
     matrix.has_canonical_format = True
     return matrix
 
@@ -209,7 +216,7 @@ def _reserve(handle: int, n_bytes: int) -> None:
 
 
 class _MatrixWriter:
-    """Writes a CSR matrix in chunks of rows."""
+    """Writer of a CSR matrix in chunks of rows."""
 
     def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
         self.n_columns = n_columns
@@ -244,7 +251,7 @@ class _MatrixWriter:
 
 
 class SplitWriter:
-    """Writes the chunks of one split into a new folder."""
+    """Writer of the chunks of one split to a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -346,7 +353,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
     from elias.data.corpus import Corpus  # avoids a circular import
 
     if problem := find_damage(folder, FORMAT_VERSION, trust_times=True):
-        raise DataError(f"{folder}: {problem}; remove the folder")
+        raise DataError(f"{folder}: {problem}; remove the folder to read the corpus again")
     try:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
@@ -364,7 +371,9 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
         )
         return corpus, bool(description["has_splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"is not a complete stored corpus ({error}); remove the folder"
+        problem = (
+            f"is not a complete stored corpus ({error}); remove the folder to read the corpus again"
+        )
         raise DataError(f"{folder}: {problem}") from error
 
 
@@ -373,7 +382,10 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
 
     texts = DiskTexts(folder, description["digest"]) if (folder / _TEXTS).exists() else None
     if texts is not None and not texts.is_valid():
-        raise DataError(f"{folder}: the offsets of the texts are damaged; remove the folder")
+        raise DataError(
+            f"{folder}: the offsets of the texts are damaged; remove the folder to read the corpus "
+            "again"
+        )
     n_features = description.get("features")
     filters, groups = folder / _FILTERS, folder / _GROUPS
     return Split(

@@ -43,7 +43,7 @@ LABEL_SIGNAL = 0.8
 LABELS_PER_TOPIC = 32
 """Number of labels that have their first mode in the same topic."""
 POINTS_PER_MODE = 8
-"""A label gets one mode per this many expected training points, up to ``modes``."""
+"""Expected number of training points for each mode of a label, up to ``modes`` modes."""
 _SYLLABLES = np.array([c + v for c in "bcdfghjklmnprstvz" for v in "aeiou"], dtype="S2")
 _SCATTER = 48_271  # coprime to the number of syllables, so that consecutive words differ
 _NAME_SYLLABLES = 3
@@ -77,7 +77,7 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
 
 
 class CorpusGenerator:
-    """Draws points from topics, labels and words.
+    """Generator of random points with topics, labels and texts.
 
     Methods identify a label by its rank (0 is the most frequent label). The label ids of the corpus
     are a random permutation of the ranks.
@@ -167,9 +167,10 @@ class CorpusGenerator:
         return Split(labels=labels, texts=texts)
 
     def chunks(self, split: str) -> Iterator[tuple[list[str], Ints, NDArray[np.int32], Ints]]:
-        """Yield texts, label counts, label ids (concatenated, sorted within a point) and topics.
+        """Yield the texts, label counts, label ids and topics of each chunk of points.
 
-        If possible, every label has at least one training point.
+        The label ids of all points are concatenated, and sorted within a point. If possible, every
+        label has at least one training point.
         """
         n_points = self.sizes[split]
         step = _CELLS_PER_CHUNK // (self._widest_topic * self._labels_per_cover)
@@ -218,10 +219,10 @@ class CorpusGenerator:
     def _plan_covers(self, rng: np.random.Generator) -> None:
         """Prescribe the labels of some training points (covers), so that every label has a point.
 
-        All covers have the same number of prescribed labels, at most the mean number of labels per
-        point. Within this limit, it is the smallest number that makes at most half of the training
-        points covers. If that is not possible, half of the points become covers, and some labels
-        may have no point. The labels of all other points are drawn by the power law alone.
+        Each cover gets the same number of prescribed labels. This is the smallest number for which
+        at most half of the training points are covers, but at most the mean number of labels per
+        point. If this maximum is too small, half of the points are covers, and some labels may have
+        no point. The labels of all other points are drawn by the power law alone.
         """
         widest = -(-self.n_labels // self.n_topics)
         for per_cover in range(1, int(self.labels_per_point) + 1):
@@ -319,7 +320,7 @@ class CorpusGenerator:
 
 
 def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> Any:
-    """Return the integral of t^-exponent from 1 to ``x``, divided by the integral to n + 1."""
+    """Return the integral of t^-exponent from 1 to ``x``, divided by that from 1 to n + 1."""
     power = 1 - exponent
     if abs(power) < _NEARLY_ZERO:
         return np.log(x) / np.log(n + 1)

@@ -1,6 +1,7 @@
-"""Tables 1 and 2: compare the model with one-vs-all, nearest neighbours and linear peers.
+"""Tables 1 and 2: compare the model with one-vs-all, nearest neighbours and linear baselines.
 
-The peers (Parabel, Bonsai and XR-Linear) run on the same data, each in its own Python interpreter.
+The linear baselines (Parabel, Bonsai and XR-Linear) run on the same data. Each package can have its
+own Python interpreter.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def compare(
     Args:
         setting: Configuration, corpus, seeds and folder.
         members: Ensemble size; 1 for no ensemble. Defaults to the size in the configuration.
-        interpreters: Path of the Python interpreter for each peer package. Defaults to the current
-            interpreter.
-        ranker_features: Run the peers also on the sparse features of the ELIAS ranker, in addition
-            to word tf-idf.
+        interpreters: Path of the Python interpreter for each baseline package. Defaults to the
+            current interpreter.
+        ranker_features: Run the linear baselines on the sparse features of the ELIAS ranker, in
+            addition to word tf-idf.
     """
     config, models = setting.config, Models(setting, timed=True)
     members = config.ensemble.members if members is None else members
@@ -95,7 +96,7 @@ def compare(
             peer = pythons[package], versions[package]
             tasks.append(_peer_task(models, method, *peer, kind, seed, features))
     remarks = [
-        "Times include the computation of features. Peers read tf-idf of words unless stated "
+        "Times include the computation of features. Linear baselines use word tf-idf unless stated "
         "otherwise, and train on the validation points too."
     ]
     remarks += [
@@ -175,14 +176,14 @@ def _point_features(setting: Setting, kind: str) -> tuple[Timed, Timed]:
 
 
 class PeerFailedError(Exception):
-    """Raised if a peer exits with an error. The message is the peer's last line of output."""
+    """Raised if a baseline exits with an error. The message is its last line of output."""
 
 
 def parse_interpreters(options: list[str]) -> dict[str, Path]:
-    """Parse ``package=PATH`` pairs.
+    """Parse ``package=PATH`` options. Return the path of the interpreter for each package.
 
     Raises:
-        ConfigError: If the package is not a peer, or the path is not an executable file.
+        ConfigError: If a package is not a baseline package, or a path is not an executable file.
     """
     interpreters, packages = {}, external_baseline.DISTRIBUTIONS
     for text in options:
@@ -203,7 +204,7 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
 
 
 def _find_version(python: Path, package: str) -> str | None:
-    """Return the version of a peer package in an interpreter, or None if it cannot be imported."""
+    """Return the version of a baseline package, or None if the interpreter cannot import it."""
     with TemporaryDirectory() as folder:
         try:
             return str(_call(python, "probe", package, Path(folder))["version"])
@@ -221,7 +222,7 @@ def _peer_task(
     seed: int,
     features: Callable[[str], tuple[Timed, Timed]],
 ) -> Task:
-    """Return the task that measures one method of a peer on one kind of features."""
+    """Return the task that measures one baseline on one kind of features."""
     setting, package = models.setting, external_baseline.METHODS[method]
     title = f"{PEER_TITLES[method]}{{}}{FEATURES[kind]}"
     settings = {"peer": package, "version": version, "features": kind}
@@ -260,10 +261,10 @@ def _peer_task(
 def _run(
     python: Path, method: str, train: csr_matrix, test: csr_matrix, setting: Setting, seed: int
 ) -> Iterator[tuple[dict[str, Any], Predictions]]:
-    """Train a method of a peer, and yield the times, size and test predictions of each model.
+    """Train a baseline, and yield the times, size and test predictions of each of its models.
 
     Raises:
-        PeerFailedError: If the peer ends with an error.
+        PeerFailedError: If the baseline exits with an error.
     """
     corpus = setting.corpus
     top_k = EVALUATED + max_filtered(corpus.split("test"))
@@ -288,7 +289,7 @@ def _run(
 
 def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
     """Run ``external_baseline.py`` with an interpreter and return its result."""
-    # the interpreter of the peer must not use our import path
+    # the interpreter of the baseline must not use our import path
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = folder / "result.json"
     try:

@@ -1,10 +1,10 @@
-"""Train one peer and predict with it, in an environment that needs neither elias nor torch.
+"""Train a baseline and predict with it, in an environment that needs neither elias nor torch.
 
     python external_baseline.py probe PACKAGE RESULT     writes the version of the package
     python external_baseline.py run JOB RESULT           runs a job and writes its results
 
 JOB and RESULT are JSON files; matrices are stored with ``scipy.sparse.save_npz``. The result is
-not read from stdout, so peers may print anything. This file must run with Python 3.9.
+not read from stdout, so baselines may print anything. This file must run with Python 3.9.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTIONS = {"omikuji": "omikuji", "pecos": "libpecos"}
-"""Import name of each peer package, with its name on PyPI."""
+"""Name on PyPI of each baseline package, by its import name."""
 METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
-"""Peer package that implements each method."""
+"""Package that implements each baseline."""
 MODULES = {"omikuji": "omikuji", "pecos": "pecos.xmc.xlinear.model"}
 TREES = 3
 """Number of trees of Parabel and Bonsai, as in their papers."""
@@ -29,13 +29,13 @@ BONSAI = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
 
 
 def probe(package: str) -> dict[str, Any]:
-    """Import a peer package and return its version."""
+    """Import a baseline package and return its version."""
     importlib.import_module(MODULES[package])
     return {"version": importlib.metadata.version(DISTRIBUTIONS[package])}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train a peer, predict, and return the times, size and predictions of each trained model."""
+    """Train a baseline, predict, and return the times, size and predictions of each model."""
     from scipy import sparse
 
     out, parts = Path(job["out"]), []
@@ -101,7 +101,7 @@ def _write_text(path: Path, x: Any, y: Any) -> None:
 def _xr_linear(
     job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
 ) -> Iterator[tuple[str, tuple[float, float], float, Any]]:
-    """Train a single XR-Linear model and an average over clusterings, with default settings."""
+    """Train XR-Linear models on different clusterings. Yield the first alone and their average."""
     xmc = importlib.import_module("pecos.xmc")
     linear = importlib.import_module("pecos.xmc.xlinear.model").XLinearModel
     train_seconds = predict_seconds = megabytes = 0.0
@@ -129,7 +129,7 @@ def _megabytes(folder: Path) -> float:
 
 def main() -> None:
     """Run the command line."""
-    del sys.path[0]  # the modules beside this script must not hide modules of a peer
+    del sys.path[0]  # the modules beside this script must not hide modules of a baseline
     command, argument, result = sys.argv[1:]
     if command == "probe":
         done = probe(argument)

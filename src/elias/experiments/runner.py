@@ -64,7 +64,9 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Resolve the configuration for a corpus. ``seeds`` default to the configured seed.
+        """Return a setting with the configuration resolved for a corpus.
+
+        ``seeds`` defaults to the configured seed.
 
         Unlike `train`, an experiment trains an index even for few labels (unless ``index.kind`` is
         ``all``), and keeps stages and components that do not help.
@@ -179,7 +181,7 @@ _TITLES = {
 
 
 class Table(NamedTuple):
-    """Columns of a table."""
+    """Layout of a table: the title of its first column, and its other columns."""
 
     heading: str
     """Title of the first column."""

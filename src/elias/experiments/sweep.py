@@ -52,7 +52,7 @@ class SweptParameter:
     factors: Sequence[float]
     """Default values to try, as multiples of the configured value."""
     whole: bool = False
-    """Only whole numbers are allowed."""
+    """True if only whole numbers are allowed."""
     trained: bool = True
     """True for a training parameter, False for a search parameter."""
 
@@ -160,7 +160,8 @@ def sweep(
         if swept.trained:
             config = resolve_config(swept.change(base, value, n_labels), setting.corpus)
             if config != base:
-                if measured not in (RERANK, CALIBRATE, NAMES):  # a ranker would not be measured
+                # Do not train a ranker that is not measured.
+                if measured not in (RERANK, CALIBRATE, NAMES):
                     config = replace(config, rerank=replace(config.rerank, enabled=False))
                 return run_name(f"{parameter}-{value:.12g}", seed), config
         return run_name(MAIN_MODEL, seed), base
@@ -206,7 +207,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Plot the change of each metric, compared to the value nearest to the configured one."""
+    """Plot the change of each metric relative to the line nearest to the configured value."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))
@@ -236,12 +237,12 @@ class PruneRule:
     """A rule that selects the edges to keep."""
 
     by: str
-    """A key of `RULES`."""
+    """Kind of the rule, a key of `RULES`."""
     limit: float
     """Minimum edge score, or maximum number of edges per cluster."""
 
     def __post_init__(self) -> None:
-        """Check the limit."""
+        """Raise `ConfigError` if the limit is not allowed."""
         if self.by == THRESHOLD and not 0 <= self.limit <= 1:
             raise ConfigError(
                 f"a threshold must be in [0, 1], the range of edge scores, not {self.limit:g}"
@@ -286,7 +287,7 @@ def prune(
     Args:
         setting: Configuration (of ``model``, if given), corpus, seeds and folder.
         model: A trained model to prune. If None, one model is trained for each seed.
-        thresholds: Lowest edge scores to keep; by default the thresholds of the paper.
+        thresholds: Minimum edge scores to keep; by default the thresholds of the paper.
         tops: Numbers of edges to keep per cluster; by default the fractions of κ in the paper.
         component: The component to measure; by default the last stage.
     """

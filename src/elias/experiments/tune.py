@@ -91,7 +91,7 @@ class TunedParameter:
         return {self.name: _choice(value)} if is_inside or value in self.options else {}
 
     def suggest(self, trial: Trial) -> Any:
-        """Sample a value."""
+        """Return the value that the study samples for a trial."""
         if self.is_choice:
             options = {_choice(value): value for value in self.options}
             return options[trial.suggest_categorical(self.name, list(options))]
@@ -101,7 +101,10 @@ class TunedParameter:
         return trial.suggest_float(self.name, *self.options, log=self.kind == "factor")
 
     def changes(self, value: Any) -> dict[str, Any]:
-        """Return the configuration changes for a value. A factor of 1 changes nothing."""
+        """Return the configuration keys to override when the parameter has this value.
+
+        A factor of 1 overrides nothing.
+        """
         if self.kind == "factor":
             scaled = {key: value * base for key, base in self.defaults.items() if value != 1}
         else:
@@ -176,7 +179,7 @@ def _settings(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _choice(value: Any) -> Any:
-    """Return a value as Optuna stores it: a list as JSON."""
+    """Return a value in the form that Optuna can store. A list becomes a JSON string."""
     return _toml(value) if isinstance(value, list) else value
 
 
@@ -297,7 +300,7 @@ class Tuner:
                 on_epoch=on_epoch,
             )
         assert model is not None
-        # the last component but calibration, because that is fitted on the held-out points
+        # the last component except calibration, which is fitted on the held-out points
         component = model.components[:2][-1]
         return float(model.metadata["metrics"][component]["validation"][metric])
 
@@ -408,14 +411,15 @@ def _open_study(
         study = optuna.create_study(
             study_name="elias", storage=storage, direction="maximize", load_if_exists=True
         )
-    except Exception as error:  # of SQLite, SQLAlchemy or Optuna
-        raise RunError(f"{path}: is not a study: {quoted(error)}; {remedy}") from error
+    except Exception as error:  # an error of SQLite, SQLAlchemy or Optuna
+        raise RunError(f"{path}: is not an Optuna study: {quoted(error)}; {remedy}") from error
     try:
         difference = first_difference(dict(inputs), study.user_attrs.get("inputs", inputs))
         if difference:
             raise RunError(f"{path}: was made with other inputs ({difference}); {remedy}")
         study.set_user_attr("inputs", inputs)
-        for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a process that was killed
+        # Trials that still run belong to a process that was killed.
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)
         # a study that continues must not sample the same values again
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))

@@ -84,7 +84,7 @@ class TrainedModel(NamedTuple):
         return f"{RUNS}/{self.folder.name}"
 
     def train_seconds(self, component: str | None = None) -> float:
-        """Return the training time in seconds, without saving.
+        """Return the training time in seconds, without the time for saving.
 
         If ``component`` is given, count only the time until it was trained.
         """
@@ -105,7 +105,7 @@ class TrainedModel(NamedTuple):
 
 
 class Models:
-    """Train, load and measure the models of an experiment."""
+    """The models of an experiment, which are trained or loaded, and measured on the test points."""
 
     def __init__(self, setting: Setting, *, timed: bool = False) -> None:
         """Set up the models of an experiment.
@@ -309,7 +309,7 @@ class Models:
     def _ensemble_rows(
         self, configs: Mapping[str, ResolvedConfig], seed: int, title: str
     ) -> list[Row]:
-        """Measure the mean of the members' predictions, with and without label names."""
+        """Return the metrics of the members' averaged predictions, with and without label names."""
         trained = [self.get(run, config) for run, config in configs.items()]
         test, components = self.setting.corpus.split("test"), trained[0].model.components
         measured = [CALIBRATE, NAMES] if NAMES in components else components[-1:]

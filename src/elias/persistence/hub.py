@@ -149,7 +149,7 @@ _NO_LICENSE = "# license: choose one before publishing"
 _HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
 """Names that the hub uses for metrics. Other metrics keep their own names."""
 
-# row titles by path in the metadata; the path leaves out the split, which is its third key
+# row titles by path in the metadata; the third key of a path, the split, is left out
 _PROBABILITY_ROWS = {
     ("probabilities", "at_threshold", "micro-precision"): "precision at the threshold of best F1",
     ("probabilities", "at_threshold", "micro-recall"): "recall at this threshold",

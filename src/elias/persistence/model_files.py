@@ -73,9 +73,9 @@ _BLOCK = 2**16
 _LEVELS = "levels"
 """Key of the entry that is true if a compact ranker has weights in 8 bits, not in float16."""
 _N_LEVELS = 127
-"""Number of levels above 0 of weights in 8 bits."""
+"""Number of positive levels to which 8-bit weights are rounded."""
 _LEVEL_RANGE = 1000
-"""Maximum ratio of the highest to the lowest level above 0."""
+"""Maximum ratio of the highest to the lowest positive level."""
 _MAX_NGRAM = 100
 """Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
@@ -286,7 +286,7 @@ def _load_weights(
 def _load_added(manifest: files.Manifest, n_labels: int, dim: int) -> AddedLabels:
     tensors = manifest.tensors(files.ADDED_FILE)
     n_rows = len(tensors.get("labels", ()))
-    tensors.setdefault("offset", torch.zeros(n_rows))  # older models have none
+    tensors.setdefault("offset", torch.zeros(n_rows))  # older models have no offset
     expected: files.Expected = {
         "labels": ("int64", (None,)),
         "vectors": ("float32", (n_rows, dim)),
@@ -342,7 +342,7 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
 def _load_encoder(
     manifest: files.Manifest, config: ResolvedEncoder, tensors: dict[str, Tensor]
 ) -> TextEncoder:
-    """Return the encoder of a model without its weights. The idf is removed from ``tensors``."""
+    """Build the encoder of a model without loading weights. Remove the idf from ``tensors``."""
     entry = manifest["encoder"]
     kind = entry.get("kind")
     if kind not in _ENCODER_ENTRIES:
@@ -609,7 +609,8 @@ def _load_sparse(
         if levels is None:  # float16, as earlier versions stored weights
             values = values.astype(np.float32)
         else:
-            indices = np.minimum(np.abs(values.astype(np.int16)), _N_LEVELS)  # |−128| is no level
+            # the absolute value of −128 would be level 128, which does not exist
+            indices = np.minimum(np.abs(values.astype(np.int16)), _N_LEVELS)
             values = levels[indices] * np.sign(values)
         whole = {**arrays, f"{name}.values": values}
         blocks = _csr(path, name, whole, (n_rows * n_blocks, _BLOCK))

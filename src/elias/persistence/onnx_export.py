@@ -36,7 +36,7 @@ OPSET = 18
 TOP_K = 100
 """Default number of labels that an exported model ranks."""
 _QUANTISED = ["MatMul", "Gather"]
-"""Operators whose matrices are quantised. Edges are not, because they use GatherND."""
+"""Operators whose matrices are quantised. Edges use GatherND and are not quantised."""
 _DENSE_RATIO = 16
 """Maximum L/K at which all L labels are scored, not only the K shortlisted labels.
 
@@ -64,7 +64,7 @@ def export_onnx(
         raise ModelError("an ensemble cannot be exported; export each of its members instead")
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise ModelError(
-            f"{path}: is a folder, or its folder does not exist; name a file in an existing folder"
+            f"{path}: is a folder, or its folder does not exist; give a file in an existing folder"
         )
     if path.exists() and not overwrite:
         raise ModelError(f"{path}: already exists; choose another file, or add overwrite=True")
@@ -212,7 +212,7 @@ class _Graph(nn.Module):
         cluster_log = _logits(model.clusters, embedding).log_softmax(dim=-1)
         beam = (math.log(model.alpha) + cluster_log).topk(self.beam_size, dim=1)
         cluster, edge = beam.values.unsqueeze(-1), self.edge_log[beam.indices]  # (B, b, E)
-        unsaturated = (cluster + edge).flatten(1)  # score before min(1, ·), which breaks ties
+        unsaturated = (cluster + edge).flatten(1)  # scores before min(1, ·), to break ties
         scores = (cluster.clamp(max=0) + edge.clamp(max=0)).flatten(1)
         paths = model.graph.edge_labels[beam.indices].flatten(1)  # L in empty slots
 

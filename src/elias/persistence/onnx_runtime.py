@@ -108,7 +108,7 @@ class OnnxModel:
     def predict(
         self, texts: str | Sequence[str], *, top_k: int = 5, batch_size: int = BATCH_SIZE
     ) -> Predictions | Ranking:
-        """Return the ``top_k`` best labels of each text, best first, or of a single text.
+        """Return the ``top_k`` best labels of each text, or of a single text, best first.
 
         Raises:
             DataError: If ``top_k`` is below 1 or above the ``top_k`` of the export, or a text is
@@ -137,7 +137,7 @@ class OnnxModel:
         """Return the padded token ids of texts, with their tf-idf weights or the attention mask."""
         values: NDArray[Any]
         if self._encoder["kind"] == BAG:
-            featurizer = self._featurizer  # its `transform` would need scipy
+            featurizer = self._featurizer  # `Featurizer.transform` would need scipy
             words = (words_of(text, symbols=featurizer.reads_symbols) for text in texts)
             terms = featurizer.feature_ids(words)
             indptr, ids, values = weigh_terms(*terms, featurizer.idf, len(featurizer.words), False)

@@ -52,7 +52,7 @@ class Axis:
 
     label: str
     low: float | None = None
-    """Lower end of the axis, or None to derive it from the data, as for ``high``."""
+    """Lower end of the axis. If ``low`` or ``high`` is None, it is derived from the data."""
     high: float | None = None
     log: bool = False
     """True for a logarithmic axis, whose values must be positive."""
@@ -62,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Map values in [``low``, ``high``] to coordinates from ``start`` to ``end``."""
+    """Mapping of values in [``low``, ``high``] to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float

@@ -115,10 +115,13 @@ def _target(run: Path, out: Path | None) -> Path:
     if out is None:
         folder = _run_folder(run)
         if folder is None and run.is_dir():
-            raise RunError(f"{run}: is not the folder of a run; name the file to write with --out")
+            raise RunError(
+                f"{run} is not in a run folder, so the report has no default path; choose one with "
+                "--out"
+            )
         return (folder or run) / REPORT_FILE
     if out.is_dir():
-        raise RunError(f"{out}: is a folder; name a file with --out")
+        raise RunError(f"{out}: is a folder; give the path of a file with --out")
     if not out.parent.is_dir():
         raise RunError(f"{out.parent}: no such folder; create it, or give another --out")
     return out
@@ -395,7 +398,7 @@ def _probability_values(probabilities: Probabilities) -> dict[str, Any]:
 
 
 def decision_values(assigned: Predictions, truth: csr_matrix, frequencies: Ints) -> dict[str, Any]:
-    """Return precision, recall and F1 of the assigned labels, and the labels with most errors."""
+    """Return metrics of the assigned labels, and tables of the labels with the most errors."""
     rows = [
         row
         for row in per_label(assigned, truth, frequencies, assigned=assigned)
@@ -492,7 +495,7 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
 
 
 def map_values(maps: statistics.LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
-    """Return t-SNE maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9)."""
+    """Return t-SNE maps of labels in several clusters (Fig. 8) and in one cluster (Fig. 9)."""
 
     def panel(shown: statistics.LabelMap) -> dict[str, Any]:
         name = label_names[shown.label]

@@ -107,15 +107,18 @@ class TrueScores(NamedTuple):
     """Probabilities (or scores) of the true labels of points, by label decile (Fig. 4)."""
 
     quantiles: Array
-    """(10, 5) `QUANTILES` over the predicted true labels, or NaN if there are none."""
+    """(10, 5) `QUANTILES` of the probabilities in each decile; NaN if there are none."""
     recall: Array
-    """(10,) share of the true labels that are predicted."""
+    """(10,) share of the true labels of each decile that are predicted."""
     pairs: Ints
-    """(10,) number of true labels."""
+    """(10,) number of true labels in each decile, counted once per point."""
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the probabilities (or else the scores) of true labels by label decile (Fig. 4)."""
+    """Summarise the predicted probabilities of true labels by label-frequency decile (Fig. 4).
+
+    Use scores if the model has no probabilities.
+    """
     deciles = label_deciles(frequencies)
     hits = relevant_candidates(predictions.ids, truth)  # (n, k)
     values = predictions.scores if predictions.probabilities is None else predictions.probabilities
@@ -139,7 +142,7 @@ class Recalls(NamedTuple):
 
 
 def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> Recalls:
-    """Return the recall of predictions (Fig. 5)."""
+    """Return recall by number of predictions and by label decile, in percent (Fig. 5)."""
     ks = [k for k in CURVE_KS if k <= max(1, predictions.ids.shape[1])]
     curve = score(predictions, truth, None, [f"R@{k}" for k in ks])
     shares = recall_by_decile(predictions, truth, frequencies, k=RECALL_AT)
@@ -186,7 +189,7 @@ class LabelMap(NamedTuple):
 
 
 class LabelMaps(NamedTuple):
-    """Maps of labels in several clusters (Fig. 8) and labels in one (Fig. 9), with spreads."""
+    """Maps of labels in several clusters (Fig. 8) and in one cluster (Fig. 9), with spreads."""
 
     several: tuple[LabelMap, ...]
     one: tuple[LabelMap, ...]
@@ -194,11 +197,11 @@ class LabelMaps(NamedTuple):
     """`spread` of each label in several clusters. The number of points of the label is in the range
     `SPREAD_FREQUENCIES`."""
     spreads_one: tuple[float, ...]
-    """The same for labels in one cluster."""
+    """`spread` of each label in one cluster, for labels with points in the same range."""
 
 
 def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:
-    """Map random labels in several clusters (Fig. 8) and in one (Fig. 9), and compute spreads."""
+    """Map random labels in several clusters (Fig. 8) and in one cluster (Fig. 9) by t-SNE."""
     assigned = (edges > ASSIGNED).tocsc()
     by_label, by_cluster = sample.labels.tocsc(), sample.members.tocsc()
     n_clusters, n_points = np.diff(assigned.indptr), np.diff(by_label.indptr)

@@ -161,7 +161,7 @@ def add_annif_routes(api: FastAPI, backend: Backend) -> None:
     async def suggest(project_id: str, request: Request) -> Suggestions:
         """Suggest labels for a text that is sent as a form."""
         check(project_id)
-        # On a thread, because Python decodes a long form slowly.
+        # Decode it on a thread, because Python decodes a long form slowly.
         fields = await asyncio.to_thread(_parse_form, await request.body())
         (suggestions,) = await _suggest(backend, [fields.text], fields, request)
         return suggestions

@@ -56,7 +56,8 @@ def create_app(backend: Backend) -> FastAPI:
     _add_limits_to_openapi(api, backend.settings)
     paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))
     api.add_middleware(RequestCheckMiddleware, backend, _OPEN_PATHS)
-    if backend.settings.allow_origins:  # around the checks, so that pages can read errors too
+    # Add this after the checks, so that it is around them and pages can read their errors, too.
+    if backend.settings.allow_origins:
         api.add_middleware(
             CORSMiddleware,
             allow_origins=backend.settings.allow_origins,

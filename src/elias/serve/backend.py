@@ -49,7 +49,7 @@ class Job:
     label: int | None = None
     """Id of a single label to explain. If None, the ``top_k`` best labels are explained."""
     words: bool = False
-    """Also measure the effect of each word."""
+    """True to also measure the effect of each word."""
 
 
 Result = list[Any]
@@ -253,7 +253,7 @@ class Backend:
                 await self._arrived.wait()
 
     def _next_batch(self) -> list[tuple[_Waiting, Job]]:
-        """Return the jobs of the next batch, each with a smaller job for the texts to compute now.
+        """Return the jobs of the next batch, each with a smaller job of the texts to compute now.
 
         Half of a batch is reserved for the oldest job, so that it is not delayed forever. The other
         half is for the jobs with the fewest texts. A batch has jobs of one kind only. If jobs of

@@ -21,7 +21,7 @@ from elias.serve.settings import MAX_HEADER_BYTES, Limits
 logger = logging.getLogger(__name__)
 
 _RESERVED_FILES = 64
-"""File descriptors that are left for the model, the log and the metrics."""
+"""Number of file descriptors that are reserved for the model, the log and the metrics."""
 _LOG_SECONDS = 1.0
 
 
@@ -74,7 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._start_waiting()
         if len(self.connections) > self._limits.max_open:
-            oldest = next(iter(self._limits.waiting))  # this one if all others are in use
+            oldest = next(iter(self._limits.waiting))  # this connection if all others are in use
             oldest._close(503, f"more than {self._limits.max_open} are open")
 
     def connection_lost(self, exc: Exception | None) -> None:

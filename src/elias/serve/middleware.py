@@ -55,7 +55,7 @@ _BYTES_PER_CHARACTER = 12
 
 
 class AccessLogMiddleware:
-    """Log, count and time requests, and answer unexpected exceptions with status 500.
+    """Middleware that logs, counts and times requests, and turns exceptions into status 500.
 
     The traceback of an unexpected exception is logged. HEAD is handled as GET on every route,
     because uptime monitors and load balancers often send it. The HTTP server removes the body.
@@ -122,7 +122,7 @@ class AccessLogMiddleware:
 
 
 class RequestCheckMiddleware:
-    """Forward a request if its key is valid and its body is within the limits."""
+    """Middleware that forwards a request if its key is valid and its body is within the limits."""
 
     def __init__(self, app: ASGIApp, backend: Backend, open_paths: Container[str]) -> None:
         """Wrap an application. ``open_paths`` are the paths that require no API key."""

@@ -63,7 +63,7 @@ def _text_routes(backend: Backend) -> APIRouter:
 async def _respond(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
     """Return the result of a job as JSON, without validating it against the schema."""
     rows = await compute(backend, job, max_inputs, request)
-    # On a thread, because an answer may have 100,000 values.
+    # Encode it on a thread, because an answer may have 100,000 values.
     content = await asyncio.to_thread(_to_json, rows)
     return Response(content, media_type="application/json")
 

@@ -267,7 +267,7 @@ The names are those of Text Embeddings Inference, if it has a name for the error
 """
 
 HANDLED = (HTTPException, RequestValidationError, EliasError)
-"""Exceptions that `handle_exception` converts. Any other becomes an internal error (500)."""
+"""Exceptions that `handle_exception` converts. Any other exception is an internal error (500)."""
 
 
 class RequestError(HTTPException):

@@ -54,7 +54,7 @@ _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
-"""During shutdown: connections to refuse per poll, and seconds to read the request of each."""
+"""Number of connections to refuse per poll during shutdown, and seconds to read each request."""
 _HAS_SIGHUP = hasattr(signal, "SIGHUP")  # not on Windows
 _FORKS = sys.platform == "linux"
 """Fork workers on Linux only. On macOS, some system libraries do not work after a fork."""
@@ -132,7 +132,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 class _Supervisor:
-    """Start workers, replace dead workers, and forward signals to all workers."""
+    """Supervisor that starts workers, replaces dead workers and forwards signals to all workers."""
 
     def __init__(self, sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
         self._sock = sock
@@ -184,7 +184,7 @@ class _Supervisor:
     def _refuse_connections(self) -> None:
         """Answer new connections with status 503, because the workers no longer accept any."""
         self._sock.setblocking(False)
-        with suppress(OSError):  # there are no more
+        with suppress(OSError):  # there are no more connections
             for _ in range(_MAX_REFUSED):
                 connection, _ = self._sock.accept()
                 with connection, suppress(OSError):

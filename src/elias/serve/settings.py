@@ -35,23 +35,22 @@ _MIN_KEY_LENGTH = 16
 class Limits:
     """Limits on the requests that a server accepts, which are also options of ``elias serve``."""
 
-    max_inputs: Annotated[int, Option(min=1, help="Texts per request.")] = 64
-    """Larger requests get status 413."""
-    max_text: Annotated[int, Option(min=1, help="Characters per text.")] = 20_000
-    """Longer texts get status 413."""
-    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 4 * 2**20
-    """Larger request bodies get status 413."""
-    max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = 32
-    max_queue: Annotated[
-        int, Option(min=1, help="Waiting texts per worker; excess requests get status 429.")
-    ] = 512
-    max_connections: Annotated[int, Option(min=1, help="Open connections per worker.")] = 1000
-    """If exceeded, the connection that has been idle for longest is closed."""
-    timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = 10.0
+    max_inputs: Annotated[int, Option(min=1, help="Maximum texts per request.")] = 64
+    """A request with more texts gets status 413."""
+    max_text: Annotated[int, Option(min=1, help="Maximum characters per text.")] = 20_000
+    """A request with a longer text gets status 413."""
+    max_body: Annotated[int, Option(min=1, help="Maximum bytes per request.")] = 4 * 2**20
+    """A request with a larger body gets status 413."""
+    max_batch: Annotated[int, Option(min=1, help="Maximum texts per batch.")] = 32
+    max_queue: Annotated[int, Option(min=1, help="Maximum waiting texts per worker.")] = 512
+    """If more texts would wait, a request gets status 429."""
+    max_connections: Annotated[int, Option(min=1, help="Maximum open connections.")] = 1000
+    """The limit holds for each worker. Above it, the connection idle for longest is closed."""
+    timeout: Annotated[float, Option(min=0.01, help="Maximum seconds per request.")] = 10.0
     """A request without a result after this time gets status 503."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise `ConfigError` if a value is not allowed."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 < value < float("inf"):  # NaN fails this too

@@ -108,7 +108,7 @@ def test_an_override_reaches_nested_keys_and_stages_by_name_or_position():
         ("indx.beta", "unknown key 'indx'; did you mean 'index'?"),
         ("seed.x", "unknown key 'seed'"),
         ("stages.stage9.epochs", "unknown stage 'stages.stage9'; stages are: stage1, stage2"),
-        ("stages.stage1", "unknown key 'stages.stage1'; set one of its keys"),
+        ("stages.stage1", "unknown key 'stages.stage1'; add the key of a stage"),
     ],
 )
 def test_an_override_of_an_unknown_key_is_refused(key, message):

@@ -393,7 +393,7 @@ def test_without_held_out_points_there_is_nothing_to_compare(corpus, space, tmp_
 def test_a_file_that_is_no_study_is_refused(corpus, space, tmp_path):
     (tmp_path / "study.db").write_text("no database " * 99, encoding="utf8")
 
-    with pytest.raises(RunError, match=r"study.db: is not a study: .*--overwrite"):
+    with pytest.raises(RunError, match=r"study.db: is not an Optuna study: .*--overwrite"):
         tune(CONFIG, corpus, tmp_path, space=space)
     with pytest.raises(RunError, match="is a file"):
         tune(CONFIG, corpus, space, space=space)

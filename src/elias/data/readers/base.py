@@ -39,8 +39,9 @@ LABEL_FILES = (
 _MAX_LABELS = 100_000_000
 _LABELS_PER_USE = 100
 _MAX_UNUSED_LABELS = 5_000_000
-"""Maximum number of labels if there are more than a hundred for each point-label pair. Labels
-without names are created for all ids up to the highest, so a wrong id could exhaust the memory."""
+"""Maximum number of labels if there are more than `_LABELS_PER_USE` times as many labels as
+point-label pairs. A label is created for every id up to the highest, so a wrong id could exhaust
+the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class ReadOptions:
     """The group column. Points with the same value belong to one group."""
     header: bool | None = None
     """True if the first line of a CSV or TSV file is a header. By default, the reader recognises a
-    header. Without one, columns are named by their numbers, from 1."""
+    header. Without a header, columns are named by their numbers, from 1."""
     encoding: str | None = None
     """The encoding of a text file, UTF-8 by default."""
 
@@ -126,7 +127,7 @@ class Summary:
 
 
 class Reader(ABC):
-    """Reads a corpus of one format."""
+    """Reader of a corpus in one format."""
 
     format: str
     has_splits = True
@@ -147,7 +148,7 @@ class Reader(ABC):
 
 
 class IdReader(Reader):
-    """Base class for formats that store label ids, and label names in a separate file."""
+    """Base class of readers for formats with label ids in the points and names in another file."""
 
     def __init__(self, source: Path, folder: Path, names: list[str] | None) -> None:
         """Store the label names and the paths.

@@ -69,7 +69,7 @@ class Columns:
 def choose_columns(
     path: Path, sample: Mapping[str, list[Any]], options: ReadOptions
 ) -> tuple[Columns, list[str]]:
-    """Choose the columns that the options name, or else columns by their names and content.
+    """Choose the columns that the options name. Choose all others by their names and content.
 
     Case is ignored in common names. The columns ``label_ids`` and ``label_weights`` are read only
     if the labels column is found by a common name, not if an option names it.
@@ -125,7 +125,7 @@ def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) 
     similar = [name for name in free if _last_words(name) & {*LABEL_COLUMNS[:_LABEL_WORDS]}]
     if len(similar) == 1:
         return tuple(similar)
-    if list(sample) == numbered_columns(len(sample)):  # no header: a column whose cells repeat
+    if list(sample) == numbered_columns(len(sample)):  # no header: choose a column that repeats
         repeated = [
             name
             for name, cells in free.items()
@@ -175,7 +175,7 @@ def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
 def _is_text(cells: Sequence[Any]) -> bool:
     """Return True if cells look like texts.
 
-    Return False if all are empty, if most are numbers, dates, URLs or ids, or if few differ.
+    Return False if all are empty, if most are numbers, dates, URLs or ids, or if most are equal.
     """
     values = [value.strip() for value in cells if isinstance(value, str) and value.strip()]
     n_odd = sum(_NOT_TEXT.fullmatch(value) is not None for value in values)

@@ -73,7 +73,7 @@ def check_ratio(what: str, packed: int, unpacked: int) -> None:
 
 
 class _GzipReader(io.RawIOBase):
-    """Reads a gzip stream, and checks its compression ratio."""
+    """Reader of a gzip stream that checks its compression ratio."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw

@@ -1,8 +1,8 @@
 """Parse the label cells of a table into label ids.
 
-A cell is a list or a separated string, of names, numbers or objects with a name. A cell in brackets
-is a list. The separator of all other cells is chosen once for the whole table. The meaning of a
-label value depends on the other files and columns:
+A cell holds names, numbers or objects with a ``name``, as a list or as a separated string. A cell
+in brackets is a list. The separator of all other cells is chosen once for the whole table. The
+meaning of a label value depends on the other files and columns:
 
 * If there is a file of label names in the folder of the table, whole numbers are row numbers of
   that file (from 0), and any other value must be one of its names.
@@ -48,7 +48,7 @@ _NO_COMMA = re.compile(r"""['"]\s+['"]""")
 _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
-"""Minimum share of cells that must contain a separator to prefer it to weaker ones."""
+"""Minimum share of cells with a separator in steps 3 and 4 of `SeparatorVotes`."""
 _URI = r"(?:<[a-zA-Z][\w+.-]*:[^<>\s]+>|(?:https?|urn):[^<>\s]+)"
 _PATTERNS = {
     " ": re.compile(rf"{_URI}(?:\s+{_URI})*"),
@@ -91,7 +91,7 @@ class CellFormat:
 
 
 class SeparatorVotes:
-    r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
+    r"""Choice of the label separator in plain cells, i.e. string cells that are not lists.
 
     The first of these separators whose condition is true is chosen:
 
@@ -360,7 +360,7 @@ def order_names(names: Sequence[str]) -> list[str]:
 
 
 class NamedLabels:
-    """Assigns codes to label values in order of appearance. `finish` maps them to label ids."""
+    """Codes of label values, in order of appearance. `finish` maps the codes to label ids."""
 
     def __init__(self, names: list[str] | None) -> None:
         """Store the names of all labels in the order of their ids, or None if they are unknown."""
@@ -403,7 +403,7 @@ class NamedLabels:
 
 
 class NumberedLabels:
-    """Takes label ids from one column and their names from another."""
+    """Label ids that are read from one column, with names from another."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}

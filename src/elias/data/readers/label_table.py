@@ -148,7 +148,7 @@ def _read_annif_tsv(path: Path, encoding: str | None) -> LabelTable:
 
 
 def label_columns(path: Path, names: Sequence[str], language: str | None = None) -> dict[str, str]:
-    """Return the column of each part of a label, found by common names.
+    """Find the columns for name, id, synonyms, description and broader by their common names.
 
     A table with only an id column is accepted: the ids are then also the names. If there are
     columns of names in several languages (``label_en``), the one in ``language`` is chosen.
@@ -313,7 +313,7 @@ def _check_contexts(path: Path, content: bytes) -> None:
                 if isinstance(context, str):
                     problem = "refers to a @context at another address"
                     raise data_error(path, f"{problem}; save it with the context included")
-                if isinstance(context, list):  # of contexts and lists of them
+                if isinstance(context, list):  # a list of contexts, which may be nested
                     contexts.extend(context)
             waiting.extend(node.values())
         elif isinstance(node, list):

@@ -149,9 +149,9 @@ _ARROW_STREAM = "__arrow_c_stream__"
 
 @contextmanager
 def as_parquet(source: Any) -> Iterator[Path]:
-    """Write a table, or a mapping from split names to tables, to a temporary folder of Parquet.
+    """Write a table, or a table per split, to Parquet files, and yield their temporary folder.
 
-    Use it in a ``with`` statement. Errors in its block name the type of ``source``, not a file.
+    Errors in the ``with`` block name the type of ``source`` instead of a file.
 
     Raises:
         DataError: If ``source`` is not a table, or has a column that mixes types.
@@ -215,7 +215,8 @@ def _to_arrow(table: Any) -> pyarrow.Table:
         if isinstance(table, Mapping):
             return pyarrow.table({str(name): list(column) for name, column in table.items()})
         if isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table):
-            names = dict.fromkeys(name for row in table for name in row)  # not every row has all
+            # a row may lack some of the columns
+            names = dict.fromkeys(name for row in table for name in row)
             return pyarrow.table({str(name): [row.get(name) for row in table] for name in names})
         is_table = hasattr(table, "columns") or hasattr(table, "schema")  # not a Series
         if is_table and (isinstance(table, pyarrow.RecordBatch) or hasattr(table, _ARROW_STREAM)):

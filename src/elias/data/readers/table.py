@@ -140,7 +140,7 @@ class Rows:
 
 
 class TableReader(base.Reader):
-    """Reads the files of a table.
+    """Reader of the files of a table.
 
     The label separator depends on all cells of the labels column, so two passes are needed. If the
     corpus is read into memory, the files are read once and the rows are kept. Otherwise the label
@@ -219,7 +219,7 @@ class TableReader(base.Reader):
             yield from _by_split(rows.splits(columns.split), texts, labels, groups)
 
     def column(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield the split and the cell of each row, as text, in the order of the points."""
+        """Yield the split of each row, and its cell as text, in the order of the points."""
         for _, file in self._files:
             check_columns(file.path, [name], file.names)
         split = self._columns.split
@@ -272,7 +272,7 @@ def _listed(names: Sequence[str]) -> str:
 def _cell_format(
     rows: Iterable[Rows], column: str, separator: str | None
 ) -> label_cells.CellFormat:
-    """Return the format with the given separator, or else detect it from all cells."""
+    """Return the format with this separator. If it is None, detect the format from all cells."""
     if separator is not None:
         return label_cells.CellFormat(separator, lists=False)
     votes = label_cells.SeparatorVotes()
@@ -332,7 +332,7 @@ class TableFile:
 
     @cached_property
     def has_header(self) -> bool:
-        """Return True if the file has a header. Only CSV, TSV and Excel files may have none."""
+        """Return True if the file has a header. Only CSV, TSV and Excel files may lack one."""
         if self.kind not in _DELIMITED:
             return True
         return is_header(self._head if self.options.header is None else (), self.options)
@@ -356,7 +356,7 @@ class TableFile:
         return dict(zip(names, map(list, columns), strict=True))
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the text columns that the options name, or else columns that look like text."""
+        """Return the text columns in the options or, by default, columns that look like text."""
         if self.options.text is not None:
             return named_columns(self.path, self.options.text, self.names)
         return guess_text(self.path, self.sample(), set())[0]
@@ -426,7 +426,7 @@ class TableFile:
             yield number, [cells[name] for name in wanted]
 
     def _documents(self, wanted: Sequence[str]) -> Cells:
-        """Yield the documents of a full-text folder that have subjects."""
+        """Yield the documents of a full-text folder. Skip documents without subjects."""
         for number, path in enumerate(sorted(self.path.glob("*.txt")), start=1):
             subjects = _subject_file(path)
             if subjects is not None:
@@ -587,7 +587,7 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 class _Sheet:
-    """Reads the rows of the first sheet of an Excel file as text, like `csv.reader`."""
+    """Reader of the rows of an Excel file's first sheet as text, like `csv.reader`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

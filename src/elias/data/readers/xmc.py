@@ -4,9 +4,9 @@
 label names in ``raw/Y.txt``, labels in ``Y.trn.npz`` and optionally features in ``X.trn.npz``.
 
 ``pecos``: The same with texts in ``X.trn.txt``, label names in ``output-items.txt``, labels in
-``Y.trn.npz``, and features in ``X.trn.npz`` or in a folder ``tfidf-attnxml``. Or a file of lines
-``id,id,…<tab>text``, with label names in the same folder (``output-labels.txt``, ``labels.txt`` and
-others). Without a file of label names, each label is named by its id.
+``Y.trn.npz``, and features in ``X.trn.npz`` or in a folder ``tfidf-attnxml``. A corpus may also be
+a file of lines ``id,id,…<tab>text``, with label names in the same folder (``output-labels.txt``,
+``labels.txt`` and others). Without a file of label names, each label is named by its id.
 
 ``xmc``: The first line of an ``N D L`` file gives the numbers of points, features and labels. Each
 further line is a point, ``label,label feature:value …``. A corpus is one such file, or a folder of
@@ -68,7 +68,7 @@ _PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
 _PECOS_SAMPLE = 20  # lines from which the format is detected
 _MAX_EMPTY_ROWS = 1_000_000  # a matrix with more rows must not be mostly empty
-_MAX_TEXT_BYTES = 4096  # maximum size of the zip members of the format and the shape
+_MAX_TEXT_BYTES = 4096  # maximum size of the zip members that hold the format and the shape
 _FORMATS = ("csr", "csc", "coo")  # sparse formats that store an index for each value
 NPZ_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError),
@@ -124,7 +124,7 @@ def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
 
 
 class MatrixReader(base.IdReader):
-    """Reads a folder of label matrices, feature matrices and lines of text."""
+    """Reader of a folder of label matrices, feature matrices and lines of text."""
 
     def __init__(self, folder: Path, options: base.ReadOptions) -> None:
         """Find out which file names the folder uses."""
@@ -190,7 +190,7 @@ def looks_xmc(lines: Sequence[str]) -> bool:
 
 
 class XmcReader(base.IdReader):
-    """Reads one ``N D L`` file, or one such file for each split."""
+    """Reader of one ``N D L`` file, or of one such file for each split."""
 
     format = "xmc"
 
@@ -330,7 +330,7 @@ def looks_pecos(lines: Sequence[str]) -> bool:
 
 
 class PecosReader(base.IdReader):
-    """Reads one file of ``ids<tab>text`` lines, or one such file for each split."""
+    """Reader of one file of ``ids<tab>text`` lines, or of one such file for each split."""
 
     format = "pecos"
 
@@ -380,7 +380,7 @@ def lf_points_file(folder: Path, split: str) -> Path | None:
 
 
 class LfReader(base.IdReader):
-    """Reads an LF folder: JSON lines with texts and label ids, and the titles of the labels."""
+    """Reader of an LF folder: JSON lines with texts and label ids, and the titles of the labels."""
 
     format = "lf"
 

@@ -123,7 +123,7 @@ def test_lists_of_texts_and_labels_are_read():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({}, "pass a path or a table, or else texts= and labels="),
+        ({}, "pass either a path or a table, or texts= and labels="),
         ({"texts": ["a"]}, "labels= must be a list"),
         ({"texts": "a", "labels": ["x"]}, "texts= is a single text"),
         ({"texts": [], "labels": []}, "texts= is empty"),
@@ -142,7 +142,7 @@ def test_lists_of_texts_and_labels_are_read():
         ({"source": ROWS, "labels": "genre"}, "^list: no column 'genre' among .*; did you mean"),
         ({"source": {"text": ["a"], "labels": [[{1: 2}]]}}, "dict: cannot be converted to Arrow"),
         ({"source": "a.csv", "labels": [["x"]]}, "labels= must name columns"),
-        ({"source": "a.csv", "texts": ["x"]}, "pass a path or a table, or else texts="),
+        ({"source": "a.csv", "texts": ["x"]}, "pass either a path or a table, or texts="),
     ],
 )
 def test_errors_name_the_argument(arguments, problem):
