@@ -47,7 +47,9 @@ def losses(run):
 
 
 def test_words_after_the_first_window_are_learned(model, run):
-    assert model.metadata["metrics"]["one-vs-all"]["test"]["P@1"] > 85
+    assert (
+        model.metadata["metrics"]["one-vs-all"]["test"]["P@1"] > 70
+    )  # the first window alone reaches 45
     assert losses(run)[-1] < losses(run)[0] / 2
 
 

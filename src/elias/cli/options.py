@@ -34,7 +34,7 @@ TestSize = Annotated[
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Number of test points; 0: none (default: a fifth if DATA has no test split).",
+        help="Test points, 0 for none (default: a fifth, if DATA has no test split).",
     ),
 ]
 DeviceName = Annotated[
@@ -87,7 +87,7 @@ class ConfigOptions:
     ] = None
     changes: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Set a configuration key, e.g. index.beta=75."),
+        Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. index.beta=75."),
     ] = None
 
     def build(self) -> EliasConfig:
@@ -122,12 +122,10 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Rows with the same value stay in one split (default: near-duplicates do).",
+            help="Keep rows with the same value in one split (default: near-duplicates).",
         ),
     ] = None
-    no_header: Annotated[
-        bool, Option("--no-header", help="The file has no header; columns are called 1, 2, …")
-    ] = False
+    no_header: Annotated[bool, Option("--no-header", help="No header; columns are 1, 2, …")] = False
     encoding: Encoding = None
     label_table: Annotated[
         Path | None, Option(metavar="FILE", help="Label table, or SKOS vocabulary.")

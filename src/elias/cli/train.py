@@ -48,9 +48,7 @@ def train(
     ] = False,
     ignore_memory: Annotated[
         bool,
-        Option(
-            "--ignore-memory", help="Train even if the memory estimate exceeds what is available."
-        ),
+        Option("--ignore-memory", help="Train even if memory may not suffice."),
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.

@@ -230,7 +230,10 @@ class AddedLabels:
     ) -> NDArray[np.float32]:
         """Return the logit of each of the `probabilities` (n, A)."""
         mean, spread = self.background.T
-        similarity = (unit_embedding(embedding) @ self.vectors.T - mean) / spread
+        # with other labels beside it, a product has another rounding error, which float64 hides
+        vectors = self.vectors.astype(np.float64)
+        cosine = (unit_embedding(embedding) @ vectors.T).astype(np.float32)
+        similarity = (cosine - mean) / spread
         if texts is None:
             bias, dense = DENSE_RULE
             by_coverage = np.zeros_like(similarity)

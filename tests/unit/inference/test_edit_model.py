@@ -75,6 +75,15 @@ def test_scores_of_other_labels_stay_equal_to_the_bit(model, larger, corpus):
         assert known_scores(after, 30) == known_scores(before, 30)
 
 
+def test_scores_of_labels_added_earlier_stay_equal_to_the_bit(larger, corpus):
+    for n_more in range(1, 12):
+        again = larger.add_labels([f"eel {i} in the river" for i in range(n_more)])
+        for text in corpus.test.texts[:10]:
+            before, after = larger.predict([text], top_k=32), again.predict([text], top_k=50)
+
+            assert known_scores(after, 32) == known_scores(before, 32)
+
+
 def test_unlikely_added_labels_seldom_replace_those_that_the_ranker_has_ranked(model, corpus):
     unlikely = model.add_labels(LabelTable(tuple(f"unknown{i} thing{i}" for i in range(50))))
 
