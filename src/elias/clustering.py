@@ -53,7 +53,10 @@ def label_centroids(
         embedding /= np.maximum(lengths, 1e-12)[:, None]
 
     def sum_points(span: range, _: None) -> csr_matrix:
-        """Return the centroids of the labels in ``span``. scipy's products run without the GIL."""
+        """Return the sparse part of the centroids in ``span``, and write the other to ``dense``.
+
+        Threads run in parallel, because scipy's products release the GIL.
+        """
         rows = slice(span.start, span.stop)
         points = to_points[rows]
         sparse = points @ bow

@@ -304,7 +304,10 @@ def _label_sets(path: Path, model: elias.Elias) -> dict[str, list[int]]:
 
 
 def _group_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Return the title and the table of the groups of points or labels with the lowest metrics."""
+    """Return a title and a table of the groups with the lowest metrics.
+
+    Groups contain points or labels.
+    """
     from elias.metrics import MIN_GROUP, large_groups
 
     if not rows:

@@ -256,7 +256,8 @@ def prune(
     if save is not None and rule is not None:
         edges = save_pruned(setting, rule, save, model=trained)
         console.note(
-            f"{save}: {edges.after:,} of {edges.before:,} edges, {100 * edges.removed:.1f}% less"
+            f"{save}: saved with {edges.after:,} of {edges.before:,} edges "
+            f"({100 * edges.removed:.1f}% removed)"
         )
 
 

@@ -63,7 +63,9 @@ def predict(
     encoding: options.Encoding = None,
     keep: Annotated[
         list[str] | None,
-        Option(metavar="COLUMN", help="Write this column instead of the text; repeatable."),
+        Option(
+            metavar="COLUMN", help="Copy this column to the output instead of the text; repeatable."
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -253,9 +253,10 @@ class CorpusGenerator:
         return np.sum([ranks < n for n in self.n_with_mode], axis=0)
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
-        """Set the topics and the prescribed labels (``forced``) of the covers, in place.
+        """Give every label a point: set the topics and labels (``forced``) of reserved points.
 
-        `_plan_covers` chooses the covers. ``rows`` are the training points of the current chunk.
+        `_plan_covers` has reserved them. Both arrays are changed in place. ``rows``
+        are the training points of the current chunk.
         """
         n_covers = len(self._cover_order)
         before = rows * n_covers // self.n_points

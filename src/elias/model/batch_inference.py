@@ -362,7 +362,10 @@ class SearchGraphs:
         return CapturedFunction(rank, capture, min_calls=min_calls, max_graphs=max_graphs)
 
     def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
-        """Compile the encoder when the large calls of a model add up to ``many_texts`` texts."""
+        """Compile the encoder once it pays off.
+
+        That is after ``many_texts`` texts in calls with at least ``large_call`` texts each.
+        """
         weight = model.labels.weight
         if model.training or not (weight.is_cuda or self.supported(model)):
             return

@@ -77,8 +77,8 @@ class LabelGraph(nn.Module):
         This is Eq. 5 without its min(1, ·). Slots without an edge give -inf.
 
         If ``beam`` is given, scores of clusters outside it may be undefined. In evaluation mode,
-        all scores are computed once and cached. Otherwise they would take most of the time of a
-        search for one text.
+        all scores are computed once and cached, because computing them takes most of the time of
+        a search for one text.
         """
         if self.training or torch.is_grad_enabled():
             return self._unsaturated_log(beam)

@@ -101,12 +101,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Add to the body of the request."""
+        """Handle a part of the request's body."""
         self._n_pending = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the body of the request."""
+        """Handle the end of the request's body."""
         self._n_pending = 0
         super().on_message_complete()
 

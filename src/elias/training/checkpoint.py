@@ -333,7 +333,7 @@ class Checkpoints:
         return None
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint. Of W_L, read only the rows of this process."""
+        """Read a checkpoint, but only this process's rows of W_L."""
         return Checkpoint(_read_metadata(path), read_tensors(path, self.world))
 
     def clear(self) -> None:

@@ -333,7 +333,7 @@ class StageInitializer:
         indexed = np.flatnonzero(is_new & (self._counts() >= INDEXED_POINTS))
 
         def counts() -> csr_matrix:
-            """Return the `edge_counts` of the labels that get edges."""
+            """Return the `edge_counts` of the new labels that have enough points for the index."""
             assert beams is not None
             assert scores is not None
             indexed_labels = self.points.labels.tocsc()[:, indexed].tocsr()

@@ -732,7 +732,8 @@ class Trainer:
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             if whole.weight.nbytes > _MAX_FILLED * free:
-                logger.warning("the ranker is trained on the CPU, as W_L does not fit on the GPU")
+                message = "the ranker is trained on the CPU: the classifiers do not fit on the GPU"
+                logger.warning(message)
                 return model.to("cpu")
         return model.to(self.device)
 

@@ -222,9 +222,9 @@ def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> No
 def is_header(rows: Sequence[Sequence[str]], options: ReadOptions) -> bool:
     """Return whether the first row of a table is a header, given its first rows.
 
-    The first row is a header if a cell is a column name of the options, or a common column name
-    that does not occur again below it. Otherwise it is not a header if a cell is a number, a date,
-    a URL or a long text, or occurs again below it.
+    It is a header if a cell is a column that ``options`` name, or a common column name that is not
+    repeated below. Otherwise it is a header unless a cell is a number, a date, a URL or a long
+    text, or is repeated below.
     """
     if options.header is not None:
         return options.header

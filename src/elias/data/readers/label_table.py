@@ -181,7 +181,7 @@ def choose_language(path: Path, language: str | None, known: Iterable[str]) -> s
         return language
     listed = ", ".join(languages)
     if language is not None:
-        raise data_error(path, f"has no labels in language= {language!r}; use one of: {listed}")
+        raise data_error(path, f"has no labels in the language {language!r}; use one of: {listed}")
     if len(languages) > 1:
         raise data_error(path, f"has labels in {listed}; choose one with language=")
     return languages[0]

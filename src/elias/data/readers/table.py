@@ -91,7 +91,7 @@ class Rows:
         return len(self.lines)
 
     def error(self, row: int, problem: str) -> DataError:
-        """Return the error for one row."""
+        """Return a `DataError` that names the file and the line of a row."""
         return data_error(self.path, problem, self.lines[row])
 
     def texts(self, names: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Matrix products of training on a CPU, in bfloat16 where the CPU has instructions for it."""
+"""Matrix products for training on a CPU, in bfloat16 where the CPU has instructions for it."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def _digit_counts(
     LEVEL: constexpr,
     BLOCK: constexpr,
 ) -> tensor:
-    """Count how often each digit value occurs at ``shift`` in the keys of undecided labels.
+    """Return the histogram of the 8-bit digit at ``shift`` over the undecided labels.
 
     The key of a label is its score at level 0, its unsaturated score at level 1, and n_labels − id
     at level 2. A label is undecided if its keys of lower levels equal ``limits``, and the digits of

@@ -73,7 +73,7 @@ def test_labels_have_the_chosen_language_or_else_another(tmp_path, caplog):
     ("language", "message"),
     [
         (None, "has labels in en, fi; choose one with language="),
-        ("sv", "no labels in language= 'sv'; use one of: en, fi"),
+        ("sv", "no labels in the language 'sv'; use one of: en, fi"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["ttl", "csv"])
