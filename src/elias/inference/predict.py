@@ -311,18 +311,24 @@ def join_added(
     inputs: Inputs,
     options: SearchOptions,
     embedding: NDArray[np.float32],
+    best_added: dict[bool, tuple[Array, Array]] | None = None,
 ) -> dict[str, Predictions]:
     """Merge the labels that were added to a member into the predictions of each component.
 
     The scores of other labels do not change. The first component scores added labels only by the
     similarity of embeddings, the others also by their names. ``embedding`` holds φ(x) of the texts.
+    ``best_added`` keeps the best added labels, with and without names, for further calls.
     """
+    best_added = {} if best_added is None else best_added
+    blocked = None if options.blocked is None else options.blocked.cpu().numpy()
     assert member.added is not None
     stage, joined = member.components[0], {}
     for name, predictions in ranked.items():
-        texts = None if name == stage or not isinstance(inputs, Sequence) else inputs
-        blocked = None if options.blocked is None else options.blocked.cpu().numpy()
-        ids, probabilities = member.added.best(embedding, texts, options.top_k, blocked)
+        by_name = name != stage and isinstance(inputs, Sequence)
+        if by_name not in best_added:
+            texts = inputs if by_name else None
+            best_added[by_name] = member.added.best(embedding, texts, options.top_k, blocked)
+        ids, probabilities = best_added[by_name]
         known = predictions.among(member.label_names)
         ids = np.where(ids < 0, known.n_labels, ids)
         best = replace(known, ids=ids, scores=_as_scores(member, probabilities, name))

@@ -166,6 +166,10 @@ class Trainer:
         self.metrics = self.run.metrics()
         self.candidates: dict[str, Candidates] = {}
         """The candidates of each split in the current stage, with φ(x) if it is used later."""
+        self._first_embeddings: dict[str, NDArray[np.float32]] = {}
+        """φ(x) of each split before training, if the ranker uses it."""
+        self._best_added: dict[str, dict[bool, tuple[NDArray[Any], NDArray[Any]]]] = {}
+        """The best labels outside the index for each split, see `join_added`."""
         self._validated_epoch = 0  # epoch of the validation candidates, 0 if there are none
         self.featurizer: Featurizer | None = None
         """Converts label texts to bags of words for clustering; None on ranks other than 0."""
@@ -762,9 +766,13 @@ class Trainer:
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the candidates of a split, with embeddings φ(x) if the ranker uses them."""
         candidates, rerank = self._candidates(model.model, name), self.config.rerank
-        if rerank.enabled and rerank.embedding != "none":
-            return self._with_embedding(name, model.first_encoder or model.model.encoder)
-        return candidates
+        if not rerank.enabled or rerank.embedding == "none":
+            return candidates
+        if model.first_encoder is None:
+            return self._with_embedding(name, model.model.encoder)
+        if name not in self._first_embeddings:
+            self._first_embeddings[name] = embed_all(model.first_encoder, self.tokens[name])
+        return replace(candidates, embedding=self._first_embeddings[name])
 
     def _with_embedding(self, name: str, encoder: TextEncoder) -> Candidates:
         """Return the cached candidates of a split with φ(x), which is computed if it is missing."""
@@ -803,10 +811,8 @@ class Trainer:
             self._report_ranker(model.reranker)
         model.added = self._labels_beside(model)
         ranked = {name: self._rank_split(model, name, psi.get(name)) for name in self.evaluated}
-        self.candidates.pop("train", None)
-        if model.first_encoder is not None:  # added labels use φ(x) of the trained encoder
-            candidates = self.candidates.items()
-            self.candidates = {name: replace(each, embedding=None) for name, each in candidates}
+        for cache in (self.candidates, self._first_embeddings):
+            cache.pop("train", None)
         joined = {name: self._join_added(model, name, ranked[name]) for name in self.evaluated}
         for component in model.components[0 if model.added is not None else 1 :]:
             predictions = {name: joined[name][component] for name in self.evaluated}
@@ -926,10 +932,16 @@ class Trainer:
         name = "validation" if "validation" in self.splits else "train"
         sample = np.arange(min(_SAMPLED_TEXTS, len(self.splits[name])))
         sampled = self.splits[name].take(sample)
-        embedding = embed_all(model.model.encoder, self.tokens[name].take(sample))
+        if name == "validation":
+            self._candidates(model.model, name)
+            embedding = self._with_embedding(name, model.model.encoder).embedding
+            assert embedding is not None
+        else:
+            embedding = embed_all(model.model.encoder, self.tokens[name].take(sample))
         assert sampled.texts is not None
         share = len(added) / self.is_beside.sum()
-        return added.expecting(share * n_single / len(train), embedding, sampled.texts)
+        n_relevant = share * n_single / len(train)
+        return added.expecting(n_relevant, embedding[: len(sample)], sampled.texts)
 
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]
@@ -941,7 +953,8 @@ class Trainer:
         embedding = self._with_embedding(name, encoder).embedding
         assert embedding is not None
         options = SearchOptions(EVALUATED + max_filtered(split))
-        return join_added(model, ranked, split_inputs(split, encoder), options, embedding)
+        inputs, best_added = split_inputs(split, encoder), self._best_added.setdefault(name, {})
+        return join_added(model, ranked, inputs, options, embedding, best_added)
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.

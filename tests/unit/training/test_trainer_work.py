@@ -9,7 +9,9 @@ from elias import EliasConfig, evaluate, f1_metrics, train
 from elias.config import IndexConfig, StageConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
+from elias.rerank import added_labels
 from elias.text import vectorizer
+from elias.training import trainer
 from elias.training.trainer import Trainer
 from tiny_bert import save_tiny_bert
 
@@ -50,6 +52,7 @@ def embedded(monkeypatch):
         return embed_all(encoder, tokens)
 
     monkeypatch.setattr(predict, "embed_all", counted)
+    monkeypatch.setattr(trainer, "embed_all", counted)
     return sizes
 
 
@@ -130,6 +133,24 @@ def test_each_encoder_embeds_the_points_once_if_the_ranker_uses_another(corpus, 
     assert model.added is not None
     by_first, by_trained = [300, 40, len(corpus.test)], [40, len(corpus.test)]
     assert Counter(embedded) == Counter([*by_first, *by_trained])
+
+
+def test_labels_without_points_are_scored_once_with_and_once_without_their_names(
+    corpus, monkeypatch
+):
+    best, calls = added_labels.AddedLabels.best, Counter()
+
+    def counted(self, embedding, texts, *args):
+        calls[len(embedding), texts is not None] += 1
+        return best(self, embedding, texts, *args)
+
+    monkeypatch.setattr(added_labels.AddedLabels, "best", counted)
+
+    model = train(without_points(corpus), EliasConfig().override(SMALL), device="cpu")
+
+    assert len(model.components) > 2
+    n_texts = 40, len(corpus.test)
+    assert calls == {(n, named): 1 for n in n_texts for named in (True, False)}
 
 
 def without_points(corpus):
