@@ -114,6 +114,7 @@ def test_the_version_is_known_with_and_without_an_installed_package(monkeypatch)
     [
         ("elias.pipeline", "Elias"),
         ("elias.pipeline", "train_together"),
+        ("elias.data.text_rows", "TextFile"),
         ("elias.onnx_model", "OnnxModel"),
     ],
 )

@@ -211,8 +211,8 @@ def preset_summary(name: str) -> str:
 def _preset_text(name: str) -> str:
     names = preset_names()
     if name not in names:
-        known = ", ".join(names)
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, names)} (presets: {known})")
+        known = f"presets: {', '.join(names)}; other settings: --config FILE"
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, names)} ({known})")
     return (resources.files("elias") / "presets" / f"{name}.toml").read_text(encoding="utf8")
 
 
