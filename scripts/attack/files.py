@@ -461,10 +461,8 @@ def escape_sequences(results, folder):
 
     def said(command):
         output = elias(*command)
-        raw = {c for c in output.out + output.err if ord(c) < 32 or 127 <= ord(c) < 160} - {
-            "\n",
-            "\t",
-        }
+        text = output.out + output.err
+        raw = {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n", "\t"}
         return (output.code in (0, 2), raw)
 
     for command in commands:
