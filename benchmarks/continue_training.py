@@ -44,8 +44,8 @@ def parts(corpus: Corpus, seed: int) -> dict[str, Corpus]:
     is_old = np.zeros(len(order), dtype=bool)
     is_old[order[:count]] = True
     labels = corpus.train.labels.tocoo()
-    kept = ~(is_old[labels.row] & is_new[labels.col])
-    entries = (labels.data[kept], (labels.row[kept], labels.col[kept]))
+    is_known = ~(is_old[labels.row] & is_new[labels.col])
+    entries = (labels.data[is_known], (labels.row[is_known], labels.col[is_known]))
     known = replace(corpus.train, labels=csr_matrix(entries, shape=labels.shape))
 
     def part(rows: np.ndarray) -> Corpus:

@@ -262,14 +262,14 @@ class Checks:
         upstream = self.normal(*labels.shape)
         held = IndexGradients(None)
         (label_logits(*parts, labels, held) * upstream).sum().backward()
-        kept, g, points = held.take_pairs()
+        ids, g, points = held.take_pairs()
         real = labels < len(weight)
         expected = torch.einsum(
             "bk,bkd->bd",
             upstream.double() * real,
             weight.detach().double()[labels.clamp(max=len(weight) - 1)],
         )
-        same = torch.equal(kept, labels) and torch.equal(points, embedding.detach())
+        same = torch.equal(ids, labels) and torch.equal(points, embedding.detach())
         same = same and torch.equal(g, upstream) and weight.grad is None
         return error_of(embedding.grad, expected) if same else math.inf, 1e-5
 
@@ -375,7 +375,7 @@ class Checks:
         last = torch.zeros(n_rows, dtype=torch.float64, device=self.device)
         decay = torch.full((dim + 1,), RATES.decay, dtype=torch.float64, device=self.device)
         decay[-1] = 0
-        history, kept = History(self.device), torch.ones_like(twin)
+        history, pending_decay = History(self.device), torch.ones_like(twin)
         for step in range(1, n_steps + 1):
             ids, g, vectors = self._pairs(n_rows, dim)
             pairs = gpu_rows.pair_rows(ids, g, vectors)
@@ -391,9 +391,9 @@ class Checks:
             skipped = (step - last[rows]).unsqueeze(1)
             mean[rows] = mean[rows] * 0.9**skipped + 0.1 * gradient[rows]
             variance[rows] = variance[rows] * 0.999**skipped + 0.001 * squares[rows]
-            kept *= 1 - lr * decay  # the decay of the steps since the row was last updated
-            twin[rows] *= kept[rows]
-            kept[rows] = 1
+            pending_decay *= 1 - lr * decay  # the decay of the steps since the row was last updated
+            twin[rows] *= pending_decay[rows]
+            pending_decay[rows] = 1
             size = (variance[rows] / (1 - 0.999**step)).sqrt() + RATES.eps
             twin[rows] -= lr / (1 - 0.9**step) * mean[rows] / size
             last[rows] = step
@@ -403,7 +403,7 @@ class Checks:
             errors.append(math.inf)
         means, variances = (state.mean, state.bias_mean), (state.variance, state.bias_variance)
         apply_pending_decay(weight, means, variances, state.last_step, history)
-        errors.append(error_of(weight, (twin * kept)[:, :-1]))
+        errors.append(error_of(weight, (twin * pending_decay)[:, :-1]))
         return max(errors), (1e-2 if compact else 1e-5)
 
     def adamw_rows(self):

@@ -26,7 +26,7 @@ class Case(NamedTuple):
     cluster_log: torch.Tensor
     paths: tuple[torch.Tensor, ...]
     """Beam, its clusters' scores, the labels of edges and their scores."""
-    found: tuple
+    shortlist: tuple
     coefficients: torch.Tensor
     """∂L/∂z, made up."""
     pairs: tuple
@@ -57,7 +57,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
         **updates(shape, model, state, by_edge, touched),
     }
     times = each(works, cases, repeat)
-    times["touched labels"] = float(cases[0].found.labels.unique().numel())
+    times["touched labels"] = float(cases[0].shortlist.labels.unique().numel())
     return times
 
 
@@ -67,13 +67,20 @@ def make_case(shape, model, batch, edge_log):
     cluster_log = model.unsaturated_log(embedding)
     beam = model.training_beam(cluster_log, batch.parents, shape.train_clusters)
     given = (beam, cluster_log.gather(1, beam), model.graph.edge_labels, edge_log)
-    found = expand_beam(
+    shortlist = expand_beam(
         *given, batch.positives, n_labels=shape.n_labels, shortlist_size=shape.shortlist_size
     )
-    coefficients = torch.randn(found.labels.shape, device=weight.device) * 1e-3
-    pairs = gpu_rows.pair_rows(found.labels, coefficients, embedding.to(weight.dtype))
+    coefficients = torch.randn(shortlist.labels.shape, device=weight.device) * 1e-3
+    pairs = gpu_rows.pair_rows(shortlist.labels, coefficients, embedding.to(weight.dtype))
     return Case(
-        embedding, batch.positives, batch.parents, cluster_log, given, found, coefficients, pairs
+        embedding,
+        batch.positives,
+        batch.parents,
+        cluster_log,
+        given,
+        shortlist,
+        coefficients,
+        pairs,
     )
 
 
@@ -116,14 +123,14 @@ def paths(edge_log, by_edge, touched):
     """Return the timed functions of the path scores, each taking a case."""
     return {
         "path log": lambda case: gpu_paths.path_log(
-            case.cluster_log, edge_log, case.beam, case.found.paths
+            case.cluster_log, edge_log, case.beam, case.shortlist.paths
         ),
         "path log backward": lambda case: gpu_paths.path_log_backward(
             case.coefficients,
             case.cluster_log,
             edge_log,
             case.beam,
-            case.found.paths,
+            case.shortlist.paths,
             by_edge,
             touched,
         ),
@@ -136,25 +143,25 @@ def classifiers(shape, model):
 
     def loss(case):
         z = case.coefficients
-        gpu_loss.shortlist_bce(z, -z.abs(), case.found.labels, case.positives, shape.n_labels)
+        gpu_loss.shortlist_bce(z, -z.abs(), case.shortlist.labels, case.positives, shape.n_labels)
 
     def whole_loss(case):
         log_scores = -case.coefficients.abs()
-        z = gpu_rows.label_logits(case.embedding, weight, bias, case.found.labels)
-        gpu_loss.shortlist_bce(z, log_scores, case.found.labels, case.positives, shape.n_labels)
-        gpu_rows.gather_sum(z, weight, case.found.labels)
+        z = gpu_rows.label_logits(case.embedding, weight, bias, case.shortlist.labels)
+        gpu_loss.shortlist_bce(z, log_scores, case.shortlist.labels, case.positives, shape.n_labels)
+        gpu_rows.gather_sum(z, weight, case.shortlist.labels)
 
     return {
         "gather dot": lambda case: gpu_rows.gather_dot(
-            case.embedding, weight, bias, case.found.labels
+            case.embedding, weight, bias, case.shortlist.labels
         ),
         "loss": loss,
         "dot, loss and sum": whole_loss,
         "gather sum": lambda case: gpu_rows.gather_sum(
-            case.coefficients, weight, case.found.labels
+            case.coefficients, weight, case.shortlist.labels
         ),
         "sort pairs": lambda case: gpu_rows.pair_rows(
-            case.found.labels, case.coefficients, case.embedding
+            case.shortlist.labels, case.coefficients, case.embedding
         ),
     }
 

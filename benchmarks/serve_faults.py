@@ -33,7 +33,7 @@ WARM_UP = 2
 
 
 class Load:
-    """What valid and failing clients got from a server."""
+    """Valid and failing clients of a server, and the answers they received."""
 
     def __init__(self, url: str, texts: list[str], seconds: float) -> None:
         self.url, self.texts = url, texts

@@ -185,8 +185,8 @@ def measure(contestants, texts, n_one, n_file, folder):
     lines = (json.dumps({"text": texts[i % len(texts)]}) + "\n" for i in range(n_file))
     source.write_text("".join(lines), encoding="utf8")
     for number in range(3):
-        for place, one in enumerate(contestants):
-            out = str(Path(folder, f"{number}-{place}.jsonl"))
+        for i, one in enumerate(contestants):
+            out = str(Path(folder, f"{number}-{i}.jsonl"))
             for name, values in one.ask(file=[str(source), out]).items():
                 one.files[name] += [value / n_file for value in values]
 

@@ -141,22 +141,22 @@ def measure(predictions: Predictions, corpus: Corpus, split: str, hidden: np.nda
     """Return the GZS metrics of predictions over all labels of the corpus."""
     truth = corpus.split(split).labels
     metrics = evaluate(predictions, corpus, split=split)
-    kept = {name: metrics[name] for name in ("P@1", "P@3", "P@5", "PSP@5", "R@10", "R@100")}
+    results = {name: metrics[name] for name in ("P@1", "P@3", "P@5", "PSP@5", "R@10", "R@100")}
     is_hidden = np.zeros(corpus.n_labels, dtype=bool)
     is_hidden[hidden] = True
     for name, mask in (("seen", ~is_hidden), ("hidden", is_hidden)):
         part = truth @ csr_matrix((mask.astype(np.float32), (range(len(mask)),) * 2))
         part.eliminate_zeros()
         rows = np.flatnonzero(np.diff(part.indptr))
-        kept |= {
+        results |= {
             f"{name} {k}": v
             for k, v in score(predictions.take(rows), part[rows], None, ["P@1", "R@10"]).items()
         }
     rows = np.flatnonzero(~np.asarray(truth[:, hidden].sum(axis=1) > 0).ravel())
     only_seen = score(predictions.take(rows), truth[rows], None, ["P@1"])
-    kept["P@1 of points without hidden labels"] = only_seen["P@1"]
-    first, second = kept["seen R@10"], kept["hidden R@10"]
-    return kept | {"harmonic R@10": 2 * first * second / max(first + second, 1e-9)}
+    results["P@1 of points without hidden labels"] = only_seen["P@1"]
+    first, second = results["seen R@10"], results["hidden R@10"]
+    return results | {"harmonic R@10": 2 * first * second / max(first + second, 1e-9)}
 
 
 def zero_shot(predictions: Predictions, corpus: Corpus, split: str, hidden: np.ndarray) -> dict:

@@ -25,8 +25,8 @@ def find_problems(root: Path, *, is_release: bool = False) -> tuple[str, list[st
     citation = (root / "CITATION.cff").read_text(encoding="utf8")
     cited = re.search(r"^version: *[\"']?([^\s\"']+)", citation, re.MULTILINE)
     if cited is None or cited[1] != version:
-        found = "no version" if cited is None else cited[1]
-        problems.append(f"CITATION.cff has {found}, pyproject.toml {version}; make them equal")
+        stated = "no version" if cited is None else cited[1]
+        problems.append(f"CITATION.cff has {stated}, pyproject.toml {version}; make them equal")
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf8")
     headings = list(HEADING.finditer(changelog))
     releases = [heading for heading in headings if heading["version"] != "Unreleased"]

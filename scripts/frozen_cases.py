@@ -125,10 +125,11 @@ API = """
 import json, elias
 model = elias.Elias.from_pretrained("runs/bag", device="cpu")
 corpus = elias.load_corpus("inputs/corpus")
-found = model.predict(corpus.test.texts, top_k=6)
-print(json.dumps([found.ids.tolist(), found.scores.tolist(), found.probabilities.tolist(),
-    model.threshold("f1"), corpus.fingerprint(), list(model.components), found[0].labels,
-    model.evaluate(corpus, split="test"), elias.evaluate(found, corpus, split="test")]))
+predictions = model.predict(corpus.test.texts, top_k=6)
+print(json.dumps([predictions.ids.tolist(), predictions.scores.tolist(),
+    predictions.probabilities.tolist(),
+    model.threshold("f1"), corpus.fingerprint(), list(model.components), predictions[0].labels,
+    model.evaluate(corpus, split="test"), elias.evaluate(predictions, corpus, split="test")]))
 """
 ESTIMATOR = """
 import json, elias
@@ -136,18 +137,18 @@ corpus = elias.load_corpus("inputs/corpus")
 names = [[corpus.label_names[i] for i in row.indices] for row in corpus.train.labels]
 model = elias.EliasClassifier(device="cpu", random_state=2, dim=16)
 model.fit(list(corpus.train.texts), names)
-found = model.predict_proba(corpus.test.texts[:9]).toarray()
-print(json.dumps([found.tolist(), model.predict_topk(corpus.test.texts[:9], k=3)]))
+probabilities = model.predict_proba(corpus.test.texts[:9]).toarray()
+print(json.dumps([probabilities.tolist(), model.predict_topk(corpus.test.texts[:9], k=3)]))
 """
 ONNX_TEXTS = """
 import importlib, json, pkgutil, elias
 modules = [m.name for m in pkgutil.walk_packages(elias.__path__, "elias.") if "onnx" in m.name]
-places = map(importlib.import_module, ["elias", *modules])
-found = next(place.OnnxModel for place in places if hasattr(place, "OnnxModel"))
-model = found("{0}.onnx", threads=1)
+imported = map(importlib.import_module, ["elias", *modules])
+OnnxModel = next(m.OnnxModel for m in imported if hasattr(m, "OnnxModel"))
+model = OnnxModel("{0}.onnx", threads=1)
 texts = open("inputs/texts.txt", encoding="utf8").read().splitlines()
-found = model.predict(texts, top_k=5)
-print(json.dumps([[r.ids.tolist(), r.scores.tolist(), r.labels] for r in found]))
+predictions = model.predict(texts, top_k=5)
+print(json.dumps([[r.ids.tolist(), r.scores.tolist(), r.labels] for r in predictions]))
 """
 ONNX_IDS = """
 import json, numpy as np, onnxruntime
@@ -174,9 +175,9 @@ print(json.dumps({path: there(path) for path in json.load(open("inputs/names.jso
 
 def free_port() -> int:
     """Return a port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 def answer(url: str, method: str, body: Any) -> tuple[int, str, str]:

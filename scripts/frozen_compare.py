@@ -121,7 +121,7 @@ def compare(a: Path, b: Path, tolerance: float, ignore_layout: bool) -> int:
     """Print every difference of two records; return how many there are."""
     from safetensors.torch import load_file
 
-    found = 0
+    n_differences = 0
     for name in sorted({p.name for d in (a, b) for p in d.glob("?.*") if p.is_file()}):
         if not ((a / name).exists() and (b / name).exists()):
             lines = iter([f"only in {'A' if (a / name).exists() else 'B'}"])
@@ -133,6 +133,6 @@ def compare(a: Path, b: Path, tolerance: float, ignore_layout: bool) -> int:
         for line in lines:
             if not (ignore_layout and re.match(r"/?layout", line)):
                 say(f"{name}: {line}")
-                found += 1
-    say(f"{found} differences" if found else "no difference")
-    return found
+                n_differences += 1
+    say(f"{n_differences} differences" if n_differences else "no difference")
+    return n_differences

@@ -132,8 +132,8 @@ class Recorder:
                 self.tensors[f"{key}|{path.stem}"] = from_numpy(load(path))
             elif path.name not in ("train.log", ".lock"):
                 text = self.plain(path.read_text(encoding="utf8"))
-                kept = without_times(parsed(text)) if path.suffix.startswith(".json") else text
-                self.values[key] = kept if len(text) < 20_000 else digest(json.dumps(kept))
+                recorded = without_times(parsed(text)) if path.suffix.startswith(".json") else text
+                self.values[key] = recorded if len(text) < 20_000 else digest(json.dumps(recorded))
         self.values[f"layout|{name}"] = layout
         out = self.work / "runs" / f"{name}.out"
         self.values[f"{name}|stdout"] = out.read_text(encoding="utf8") if out.exists() else None
@@ -246,8 +246,9 @@ def serve(recorder: Recorder) -> None:
         for number, (method, path, body) in enumerate(cases.REQUESTS):
             asked = body if body is None or isinstance(body, bytes) else cases.put_text(body, text)
             status, kind, said = cases.answer(f"http://127.0.0.1:{port}{path}", method, asked)
-            kept = parsed(recorder.plain(said)) if "json" in kind else len(said) > 0
-            recorder.values[f"{number:02} {method} {path} {str(body)[:60]}"] = [status, kind, kept]
+            content = parsed(recorder.plain(said)) if "json" in kind else len(said) > 0
+            key = f"{number:02} {method} {path} {str(body)[:60]}"
+            recorder.values[key] = [status, kind, content]
     finally:
         server.send_signal(signal.SIGTERM)
         recorder.values["exit code"] = server.wait(60)

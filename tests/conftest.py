@@ -1,4 +1,4 @@
-"""What every test gets: shape annotations that bite, fixed seeds, and no network."""
+"""Set up every test: checked shape annotations, fixed seeds and no network."""
 
 from __future__ import annotations
 

@@ -147,6 +147,6 @@ def edge_counts(beams, scores, labels, n_clusters, n_labels):
 
 
 def is_balanced(assignment, n_clusters):
-    """Whether every label has a cluster and cluster sizes differ by one at most."""
+    """Return whether every label has a cluster and cluster sizes differ by one at most."""
     sizes = [list(assignment).count(cluster) for cluster in range(n_clusters)]
     return sum(sizes) == len(assignment) and max(sizes) - min(sizes) <= 1

@@ -22,7 +22,7 @@ class Points(NamedTuple):
 
     @property
     def known(self):
-        """Which candidates are no padding."""
+        """The mask of candidates that are not padding."""
         return self.candidates.ids < N_LABELS
 
     def take(self, rows):

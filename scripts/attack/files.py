@@ -460,9 +460,10 @@ def escape_sequences(results, folder):
     ]
 
     def said(command):
-        told = elias(*command)
-        raw = {c for c in told.out + told.err if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n", "\t"}
-        return (told.code in (0, 2), raw)
+        output = elias(*command)
+        text = output.out + output.err
+        raw = {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n", "\t"}
+        return (output.code in (0, 2), raw)
 
     for command in commands:
         same = (True, set())

@@ -1,4 +1,4 @@
-"""What the command line promises before any work is done: help, speed, streams, exit codes."""
+"""Test help texts, start-up time, output streams and exit codes of the command line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the documentation shows is true: code runs, commands exist, links lead somewhere.
+"""Test the documentation: code runs, commands exist, links have targets.
 
 `documents.py` describes how a document is run.
 """

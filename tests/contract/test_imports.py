@@ -1,4 +1,4 @@
-"""What importing the package costs, and which way imports point."""
+"""Test the import time of the package and the direction of imports between layers."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""What a release says about itself agrees."""
+"""Test that the files of a release state the same version and date."""
 
 import re
 import runpy

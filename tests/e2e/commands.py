@@ -35,8 +35,8 @@ START = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a command said."""
+class Output:
+    """The exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -50,7 +50,7 @@ def elias(*args, stdin=b""):
     )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return Told(result.exit_code, result.stdout, result.stderr)
+    return Output(result.exit_code, result.stdout, result.stderr)
 
 
 def start_elias(*args, **options):

@@ -41,7 +41,7 @@ CONFIG = {
 
 
 def call_before(point, action):
-    """Have ``action`` happen when a function is called for the nth time."""
+    """Call ``action`` before the nth call of a function."""
     module, path, count = point.split(":")
     owner = importlib.import_module(module)
     *parts, name = path.split(".")

@@ -176,7 +176,7 @@ def stand_in():
 
 
 def go_online(patch, address, cache):
-    """Have everything that asks the hub ask at an address, with nobody logged in."""
+    """Send all requests to the hub to ``address``, without a token."""
     patch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

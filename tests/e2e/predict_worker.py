@@ -49,7 +49,7 @@ def command(*args, stdin=b""):
 
 
 def alone_and_together(sizes, *args, stdin=b""):
-    """What one process that nobody launched says, and what several do."""
+    """Return the output of a single process, and that of several launched together."""
 
     def work(_):
         return command(*args, stdin=stdin)
@@ -85,7 +85,7 @@ def one_without_its_file(folder, lines):
 
 
 def shares(folder, lines):
-    """How many texts each process searches for, and how many rows of W_L it has."""
+    """Return for each process its number of texts and its number of rows of W_L."""
 
     def work(_):
         seen = []

@@ -109,7 +109,7 @@ def test_an_id_that_is_not_unicode_is_no_error_of_ours(client, project):
     answer = client.post(f"{project}/suggest-batch", content=body, headers=headers)
 
     assert answer.status_code == 200
-    assert [found["document_id"] for found in answer.json()] == ["d\ufffd", None]
+    assert [result["document_id"] for result in answer.json()] == ["d\ufffd", None]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where all comparisons of this module keep their models."""
+    """The folder that all comparisons of this module share."""
     return tmp_path_factory.mktemp("experiments") / "compare"
 
 

@@ -50,7 +50,7 @@ def folder(first, tmp_path):
 
 
 def shown(result):
-    """What is shown whether the model was trained just now or before."""
+    """Return the lines that do not depend on whether the model was just trained."""
     lines = result.out.splitlines()
     remaining = [line for line in lines if not line.startswith(("Total time", "  corpus"))]
     return [" ".join(line.split()) for line in remaining]

@@ -34,7 +34,7 @@ def assert_same_rows(ours, theirs):
 
 
 def parts(label):
-    """What must be the same of a label, and what may differ by rounding."""
+    """Return the fields that must be equal, and the numbers that may differ by rounding."""
     numbers = {name: value for name, value in label.items() if isinstance(value, float)}
     return {name: value for name, value in label.items() if name not in numbers}, numbers
 

@@ -93,7 +93,7 @@ def test_only_touched_rows_of_a_large_gradient_are_sent(results):
 
 
 def test_an_array_is_broadcast_unchanged(results):
-    assert [result["told"] for result in results["scores"]] == [
+    assert [result["broadcast"] for result in results["scores"]] == [
         ["int32", [[0, 1, 2], [3, 4, 5]]]
     ] * 4
 

@@ -100,7 +100,7 @@ def spawn(size, work, stopped=None):
 
 
 def stopping_at(step):
-    """Have a SIGTERM come in a step."""
+    """Send SIGTERM to this process in a step."""
     if step is not None:
         call_before(f"{STEP}:{step}", lambda: os.kill(os.getpid(), signal.SIGTERM))
 
@@ -129,7 +129,7 @@ def together(size, config, out, step=None, of=0, points=None):
 
 
 def checked_scores(world, n_labels):
-    """How far scores and gradients of shared rows are from those of rows in one place."""
+    """Return how far scores and gradients of sharded rows are from those of whole rows."""
     torch.manual_seed(7)
     whole = LinearRows(n_labels, 8)
     rows = ShardedRows.of(world, whole)
@@ -157,7 +157,7 @@ def checked_scores(world, n_labels):
 
 
 def checked_pairs(world):
-    """How far pairs left for a Triton update are from the gradient of rows in one place."""
+    """Return how far pairs for the Triton update are from the gradient of whole rows."""
     torch.manual_seed(7)
     whole, points = LinearRows(11, 8), torch.randn(5, 8)
     rows, share = ShardedRows.of(world, whole), world.share(5)
@@ -180,7 +180,7 @@ def checked_pairs(world):
 
 
 def checked_sums(world):
-    """Whether few rows of a large gradient, and many, are added up as a whole one is."""
+    """Return whether sums of few and of many touched rows equal the sum of whole gradients."""
     results = []
     for n_rows in (30, 700):
         torch.manual_seed(n_rows)
@@ -201,7 +201,7 @@ def scores_of_shared_rows(size):
             sums = checked_sums(world)
             array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_rank0 else None
             result = world.broadcast(array)
-        return {"scores": results, "sums": sums, "told": [str(result.dtype), result.tolist()]}
+        return {"scores": results, "sums": sums, "broadcast": [str(result.dtype), result.tolist()]}
 
     return spawn(size, work)
 

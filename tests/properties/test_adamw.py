@@ -106,7 +106,7 @@ def test_a_row_without_gradients_decays_as_torch_decays_it(n_steps, decay, seed)
 
 
 def travelled(every, n_touches=200):
-    """How far a row goes that one gradient moves every so many steps: here, and under torch."""
+    """Return how far a row moves that has a gradient every few steps: here, and with torch."""
     weight = torch.zeros(1, 1)
     parameter = torch.nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))
     optimizer = torch.optim.AdamW([parameter], lr=1e-3, weight_decay=0.0)

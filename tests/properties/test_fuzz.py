@@ -45,7 +45,7 @@ KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc", "exce
 
 @st.composite
 def damage(draw):
-    """Say how to change some bytes: where (as a share), how many go, and what comes."""
+    """Draw changes of bytes: a position (as a share), a number to remove, and new bytes."""
     wounds = st.tuples(
         st.floats(0, 1), st.integers(0, 8), st.sampled_from(ODD) | st.binary(max_size=6)
     )

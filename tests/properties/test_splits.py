@@ -69,8 +69,8 @@ def slow_hold_out(labels, size, seed, covered, groups):
     def may_go(group):
         rest = set(range(len(order))) - taken - set(group)
         left = set().union(*(labels_of[row] for row in rest)) if rest else set()
-        kept = not covered or all(labels_of[row] and labels_of[row] <= left for row in group)
-        return bool(rest) and kept
+        all_covered = not covered or all(labels_of[row] and labels_of[row] <= left for row in group)
+        return bool(rest) and all_covered
 
     def draw(tried, fits):
         for group in tried:

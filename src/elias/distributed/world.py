@@ -348,7 +348,7 @@ class World:
             return
 
     def _report_failure(self, error: BaseException) -> None:
-        """Tell other processes which error ends this process. Only the first call has an effect."""
+        """Report the error that ends this process to the others. Only the first call does so."""
         if self._failed:
             return
         self._failed = True

@@ -255,9 +255,9 @@ def _relabel(elias: Elias, new_ids: NDArray[np.int64], table: LabelTable) -> Eli
     old_ids, reranker = new_ids[:n_old], elias.reranker
     n_new = int(old_ids.max()) + 1
     weights = np.ones(n_old) if reranker is None else 1.0 + reranker.frequencies
-    kept = np.flatnonzero(old_ids >= 0)
-    shares = weights / np.bincount(old_ids[kept], weights[kept], n_new)[old_ids]
-    mixing = csr_matrix((shares[kept], (old_ids[kept], kept)), shape=(n_new, n_old))
+    remaining = np.flatnonzero(old_ids >= 0)
+    shares = weights / np.bincount(old_ids[remaining], weights[remaining], n_new)[old_ids]
+    mixing = csr_matrix((shares[remaining], (old_ids[remaining], remaining)), shape=(n_new, n_old))
     return copy_with(
         elias,
         model=_relabel_model(elias.model, old_ids, mixing),
@@ -289,7 +289,7 @@ def _relabel_model(model: EliasModel, new_ids: NDArray[np.int64], mixing: csr_ma
 
 
 def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_matrix) -> Reranker:
-    kept, n_labels = new_ids >= 0, mixing.shape[0]
+    remains, n_labels = new_ids >= 0, mixing.shape[0]
     ranker = reranker.ranker
     shares = mixing.astype(np.float32)
     weights = csr_matrix(ranker.weights @ shares.T)
@@ -297,7 +297,7 @@ def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_
     weights.sort_indices()
     dense_weights.sort_indices()
     biases = np.asarray(mixing @ ranker.biases, dtype=np.float32)
-    counts = np.bincount(new_ids[kept], reranker.frequencies[kept], n_labels).astype(np.int64)
+    counts = np.bincount(new_ids[remains], reranker.frequencies[remains], n_labels).astype(np.int64)
     names = reranker.names
     if names is not None:  # a merged label keeps the name of its most frequent part
         main = np.asarray(mixing.argmax(axis=1)).ravel()

@@ -369,9 +369,9 @@ def _score_points(
             if label < n_labels:
                 slots[label] = k + 1
                 totals[k] = biases[label]
-        own = columns[starts[row] : starts[row + 1]]
-        read_first(own, label_starts, labels, positions)
-        read_first(own, label_starts, values, positions)
+        row_columns = columns[starts[row] : starts[row + 1]]
+        read_first(row_columns, label_starts, labels, positions)
+        read_first(row_columns, label_starts, values, positions)
         for j in range(starts[row], starts[row + 1]):
             low, high = label_starts[columns[j]], label_starts[columns[j] + 1]
             if high - low > 64 and high - low > 4 * n_candidates * np.log2(high - low):

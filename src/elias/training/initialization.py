@@ -206,8 +206,8 @@ class StageInitializer:
         index, seed = self.config.index, self.config.member_seed
         tokens, labels = self._points_and_label_texts()
         if with_encoder:
-            own = tokens.part(self.world.share(len(tokens)))
-            embedding = self.world.gather_rows(embed_all(self.encoder, own))
+            shard = tokens.part(self.world.share(len(tokens)))
+            embedding = self.world.gather_rows(embed_all(self.encoder, shard))
 
         def cluster() -> NDArray[np.int64]:
             """Cluster the labels by bags of words and, if given, by embeddings (Eq. 14–15)."""

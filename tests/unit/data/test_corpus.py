@@ -1,4 +1,4 @@
-"""What tells one corpus from another."""
+"""Test the fingerprint of a corpus."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What `load_corpus` does whatever the format: finding, splitting, checking."""
+"""Test `load_corpus` independently of the format: finding files, splits, checks."""
 
 from __future__ import annotations
 

@@ -94,9 +94,9 @@ def test_the_requested_share_is_dropped_and_the_rest_is_scaled(bag):
     with KeyedDropout(point_keys(SEED, rows), batch, bag):
         first, second = (torch.nn.functional.dropout(torch.ones(400, 500), 0.3) for _ in range(2))
 
-    for kept in (first, second):
-        assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
-        assert (kept > 0).float().mean() == pytest.approx(0.7, abs=5e-3)
+    for mask in (first, second):
+        assert mask.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+        assert (mask > 0).float().mean() == pytest.approx(0.7, abs=5e-3)
     both = ((first > 0) & (second > 0)).float().mean()
     assert both == pytest.approx(0.49, abs=5e-3)  # two dropouts of a step are independent
     by_point, by_place = (first > 0).float().mean(1).std(), (first > 0).float().mean(0).std()

@@ -1,4 +1,4 @@
-"""What can be swept, and around which values."""
+"""Test the parameters of `elias experiment sweep` and their default values."""
 
 import copy
 

@@ -213,8 +213,8 @@ def test_a_merged_label_keeps_the_name_of_the_second(larger, label, into, corpus
     assert merged.n_labels == 31
     assert names[1] in merged.label_names
     assert names[0] not in merged.label_names
-    (place,) = merged.label_ids([names[1]])
-    assert names[0] in merged.label_table.synonyms[place]
+    (merged_id,) = merged.label_ids([names[1]])
+    assert names[0] in merged.label_table.synonyms[merged_id]
     Elias.from_pretrained(merged.save_pretrained(tmp_path / "m")).predict(corpus.test.texts[:3])
 
 

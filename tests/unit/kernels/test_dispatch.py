@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs on which device."""
+"""Test which implementation of an operation is chosen for a device."""
 
 import inspect
 import logging

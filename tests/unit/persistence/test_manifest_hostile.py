@@ -300,14 +300,16 @@ def test_a_list_of_files_that_makes_no_sense_is_refused(bag, files):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "labels.txt"])
 @settings(max_examples=40)
-@given(place=st.floats(0, 1), new=st.binary(min_size=1, max_size=4))
-def test_a_model_with_some_bytes_changed_is_loaded_or_refused(tmp_path_factory, name, place, new):
+@given(position=st.floats(0, 1), new=st.binary(min_size=1, max_size=4))
+def test_a_model_with_some_bytes_changed_is_loaded_or_refused(
+    tmp_path_factory, name, position, new
+):
     root = tmp_path_factory.getbasetemp() / "fuzzed-model"
     if not root.exists():
         as_old_format(saved_model(root))  # no checksums: the checks behind them are tested
     path = root / name
     whole = path.read_bytes()
-    at = int(place * len(whole))
+    at = int(position * len(whole))
     path.write_bytes(whole[:at] + new + whole[at + len(new) :])
     message = ""
     try:

@@ -55,7 +55,7 @@ def run(scenario, *, max_batch=4, max_queue=6, batch_seconds=1e9):
 
 
 async def held(backend, machine):
-    """Have one job computed that does not come to an end yet."""
+    """Start a job that runs until ``machine.may_go`` is set."""
     machine.may_go.clear()
     first = asyncio.create_task(backend.submit(texts("first")))
     while backend.depth or not first.done():

@@ -29,8 +29,8 @@ def checkpoints(tmp_path):
 
 
 def newest(checkpoints):
-    place = checkpoints.newest(lambda _: True)
-    return None if place is None else checkpoints.read(place)
+    path = checkpoints.newest(lambda _: True)
+    return None if path is None else checkpoints.read(path)
 
 
 def flip(path):
@@ -56,11 +56,11 @@ def test_only_the_last_checkpoints_are_kept(checkpoints):
 
 
 def test_the_manifest_has_the_checksum_of_every_other_file(checkpoints):
-    place = checkpoints.folder / "00000003"
+    checkpoint = checkpoints.folder / "00000003"
 
-    files = json.loads((place / "manifest.json").read_text())["files"]
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
 
-    assert {*files, "manifest.json"} == {path.name for path in place.iterdir()}
+    assert {*files, "manifest.json"} == {path.name for path in checkpoint.iterdir()}
     assert all(len(file["sha256"]) == 64 for file in files.values())
 
 
@@ -79,8 +79,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
 
 
 def test_without_an_intact_checkpoint_there_is_none(checkpoints):
-    for place in checkpoints.folder.iterdir():
-        cut(place / "state.json")
+    for checkpoint in checkpoints.folder.iterdir():
+        cut(checkpoint / "state.json")
 
     assert newest(checkpoints) is None
 

@@ -53,14 +53,14 @@ def of_step(step):
 
 
 def save_all(folder, size, tensors):
-    """Have ``size`` processes write a checkpoint; return its place."""
+    """Write a checkpoint with ``size`` processes, and return its path."""
     processes = [
         Checkpoints(folder, CheckpointConfig(), Process(rank, size)) for rank in range(size)
     ]
     for rank in reversed(range(size)):
-        own = {name: t[rank::size].clone() for name, t in tensors.items()}
+        rows = {name: t[rank::size].clone() for name, t in tensors.items()}
         shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
-        assert processes[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
+        assert processes[rank].save(Checkpoint({"step": 3}, rows | shared), attempt=ONCE)
     assert all(each.written() for each in processes)
     return processes[0].newest(lambda metadata: metadata["step"] == 3)
 
@@ -70,11 +70,11 @@ def save_all(folder, size, tensors):
 def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, readers):
     with TemporaryDirectory() as folder:
         wanted = tables(n_labels)
-        place = save_all(Path(folder), size, wanted)
-        assert find_damage(place, FORMAT_VERSION) == ""
+        path = save_all(Path(folder), size, wanted)
+        assert find_damage(path, FORMAT_VERSION) == ""
 
         for rank in range(readers):
-            tensors = read_tensors(place, Process(rank, readers))
+            tensors = read_tensors(path, Process(rank, readers))
 
             assert tensors.pop("model.encoder.x") == 4
             assert tensors.keys() == wanted.keys()
@@ -83,11 +83,11 @@ def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, read
 
 
 def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
-    place = save_all(tmp_path, 3, tables(7))
+    path = save_all(tmp_path, 3, tables(7))
 
-    (place / "rows-00001-of-00003.safetensors").write_bytes(b"")
+    (path / "rows-00001-of-00003.safetensors").write_bytes(b"")
 
-    assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place, FORMAT_VERSION)
+    assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(path, FORMAT_VERSION)
 
 
 def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
@@ -157,9 +157,9 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
 
     assert attempt.number == failing.number
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
-    place = first.newest(lambda metadata: metadata["step"] == 2)
-    assert find_damage(place, FORMAT_VERSION) == ""
-    for tensor in read_tensors(place, Process()).values():
+    path = first.newest(lambda metadata: metadata["step"] == 2)
+    assert find_damage(path, FORMAT_VERSION) == ""
+    for tensor in read_tensors(path, Process()).values():
         assert tensor.tolist() == [2.0] * 4
 
 

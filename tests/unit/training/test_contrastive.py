@@ -252,7 +252,7 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
     caplog.set_level("INFO")
     texts, labels = texts_of_two_words()
     config = tiny_config(tmp_path, **{"eval.drop_unhelpful": compares})
-    kept = []
+    finite = []
 
     def spoil(encoder, *_):
         for parameter in encoder.parameters():
@@ -260,7 +260,7 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
         return 1.5
 
     def stop(self, *_):
-        kept.append(all(torch.isfinite(p).all() for p in self.encoder.parameters()))
+        finite.append(all(torch.isfinite(p).all() for p in self.encoder.parameters()))
         raise KeyError
 
     monkeypatch.setattr(trainer, "train_by_contrast", spoil)
@@ -268,7 +268,7 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
     with pytest.raises(KeyError):
         train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
 
-    assert kept == [compares]
+    assert finite == [compares]
     assert ("contrastive training did not help" in caplog.text) == compares
     assert "contrastive training on label texts: loss 1.5000" in caplog.text
 

@@ -188,18 +188,18 @@ def test_untouched_labels_get_the_pending_decay_of_every_update(model, index_eve
     waiting = weights(model)
     optimizer.apply_pending_decay()
 
-    kept = math.prod(1 - 0.2 * scale for scale in SCALES[index_every - 1 :: index_every])
+    decayed = math.prod(1 - 0.2 * scale for scale in SCALES[index_every - 1 :: index_every])
     after = weights(model)
     assert torch.equal(waiting["labels.weight"][1:], before["labels.weight"][1:])
-    assert_close(after["labels.weight"][1:], kept * before["labels.weight"][1:])
+    assert_close(after["labels.weight"][1:], decayed * before["labels.weight"][1:])
     assert torch.equal(after["labels.weight"][0], waiting["labels.weight"][0])
     assert torch.equal(after["labels.bias"], waiting["labels.bias"])
     assert torch.equal(after["encoder.vectors"], before["encoder.vectors"])
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["its state has them", "it is of before"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["its state has them", "it is of before"])
 @pytest.mark.parametrize("index_every", [1, 2])
-def test_a_restored_optimizer_uses_the_recorded_scales(model, index_every, kept):
+def test_a_restored_optimizer_uses_the_recorded_scales(model, index_every, recorded):
     stage = make_stage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     twin = copy.deepcopy(model)
     whole = Optimizer(twin, stage)
@@ -208,7 +208,7 @@ def test_a_restored_optimizer_uses_the_recorded_scales(model, index_every, kept)
     first = Optimizer(model, stage)
     move_first_label(model, first, SCALES[:4])
     state = {name: tensor.clone() for name, tensor in first.state().items()}
-    if not kept:
+    if not recorded:
         for part in ("part.0.", "part.1."):
             state[f"{part}steps"] = torch.tensor(len(state.pop(f"{part}scales")))
 

@@ -219,13 +219,13 @@ def test_a_label_that_no_step_touches_decays_with_the_schedule(validated, averag
 
     n_steps = 3 * stage.epochs
     factors = [1 - 2.0 * 0.05 * schedule(step, n_steps) for step in range(n_steps)]
-    kept = np.cumprod(factors)  # with three steps an epoch, the average takes all of them in
+    decayed = np.cumprod(factors)  # with three steps an epoch, the average takes all of them in
     first = int(average_from * n_steps)
-    expected = kept[-1] if average_from == 1 else kept[first:].mean()
+    expected = decayed[-1] if average_from == 1 else decayed[first:].mean()
     torch.testing.assert_close(model.labels.weight.detach()[5], float(expected) * start)
     if validated and average_from == 1:
         for epoch, weight in enumerate(seen, start=1):
-            torch.testing.assert_close(weight[5], float(kept[3 * epoch - 1]) * start)
+            torch.testing.assert_close(weight[5], float(decayed[3 * epoch - 1]) * start)
 
 
 @pytest.mark.parametrize("part", ["labels", "clusters", "encoder.norm"])

@@ -439,11 +439,11 @@ def _write_kept(
         equal = (unsaturated > last_unsaturated) | (
             (unsaturated == last_unsaturated) & (n_labels - label >= last_negated)
         )
-        kept = inside & ((score > last_score) | ((score == last_score) & equal))
-        slot_out = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(out_labels + slot_out, label.to(tl.int64), mask=kept & (slot_out < n_keep))
-        tl.store(out_paths + slot_out, path_id.to(tl.int64), mask=kept & (slot_out < n_keep))
-        n_written += tl.sum(kept.to(tl.int32), axis=0)
+        selected = inside & ((score > last_score) | ((score == last_score) & equal))
+        slot_out = n_written + tl.cumsum(selected.to(tl.int32), axis=0) - 1
+        tl.store(out_labels + slot_out, label.to(tl.int64), mask=selected & (slot_out < n_keep))
+        tl.store(out_paths + slot_out, path_id.to(tl.int64), mask=selected & (slot_out < n_keep))
+        n_written += tl.sum(selected.to(tl.int32), axis=0)
     for start in range(0, n_keep, BLOCK):
         slot_out = start + tl.arange(0, BLOCK)
         empty = (slot_out >= n_written) & (slot_out < n_keep)
