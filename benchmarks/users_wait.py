@@ -39,7 +39,6 @@ class EliasContestant:
             self.tools = elias.FileTask, elias.TextFile, elias.predict_file
         else:  # older checkouts
             from elias.data.text_rows import TextFile
-
             from elias.pipeline import FileTask, predict_file
 
             self.tools = FileTask, TextFile, predict_file

@@ -7,6 +7,8 @@ from elias.cli.train import parse_duration
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 TINY = (
     *("--device", "cpu", "--set", "encoder.dim=8", "--set", "encoder.hidden_dim=8"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),

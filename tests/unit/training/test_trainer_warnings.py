@@ -13,6 +13,8 @@ from elias.training import trainer
 from elias.training.trainer import Trainer, find_collapse, halved_rates
 from stages import make_stage
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,

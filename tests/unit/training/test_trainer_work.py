@@ -15,6 +15,8 @@ from elias.training import trainer
 from elias.training.trainer import Trainer
 from tiny_bert import save_tiny_bert
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "index.kind": "graph",
     "encoder.dim": 16,
