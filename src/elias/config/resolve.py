@@ -64,6 +64,8 @@ PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
 MIN_VALIDATION, MAX_VALIDATION = 20, 5000
 # Within these limits, a CPU trains the ranker in minutes.
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000
+RANKER_COSTS = 1.0, 2.0
+"""Costs C of the ranker, for many and for few labels."""
 CHAR_NGRAMS = (3, 5)
 LONG_TEXT_BYTES = 500
 """Size from which texts count as long, about 80 words. The 95th percentile is compared with it."""
@@ -205,6 +207,7 @@ class ResolvedRerank(RerankConfig):
 
     enabled: bool
     char_ngrams: tuple[int, int] = (3, 5)
+    cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +273,7 @@ def fill_sizes(
             enabled=enabled,
             candidates=candidates,
             char_ngrams=char_ngrams(config.rerank, n_bytes, few=few),
+            cost=config.rerank.cost or RANKER_COSTS[few],
         ),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )

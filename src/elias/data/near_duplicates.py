@@ -78,7 +78,10 @@ def cell_keys(cells: Sequence[object]) -> Ids:
 
 
 def first_members(keys: Ids) -> Ids:
-    """Return the first row of each point's group (N,). Points with equal keys form a group."""
+    """Return, for each point, the index of the first point in its group (N,).
+
+    Points with equal keys form a group. A point with the key `ALONE` is its own group.
+    """
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return np.where(keys == ALONE, np.arange(len(keys)), first[inverse])
 

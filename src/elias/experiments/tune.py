@@ -39,8 +39,6 @@ from elias.progress import progress, progress_disabled
 from elias.progress import seconds as format_seconds
 from elias.report.plots import Axis, Plot
 from elias.report.report import render
-from elias.rerank.reranker import FEW_LABELS_COST
-from elias.rerank.sparse_ranker import DEFAULT_COST
 from elias.training.run import Interruption, locked, write_text
 from elias.training.stage import EpochReport
 from elias.training.train import train_resolved
@@ -172,10 +170,8 @@ def read_space(
 
 
 def _settings(config: ResolvedConfig) -> dict[str, Any]:
-    """Return all settings by dotted key, with the derived cost of the ranker."""
-    cost = FEW_LABELS_COST if config.ranks_every_label else DEFAULT_COST
-    settings = dict(_flatten(config.to_dict()))
-    return settings | {"rerank.cost": config.rerank.cost or cost}
+    """Return all settings by dotted key."""
+    return dict(_flatten(config.to_dict()))
 
 
 def _choice(value: Any) -> Any:

@@ -142,9 +142,9 @@ def example_texts(
         known = [label for label, match in enumerate(matches) if match is not None]
         if not known:
             raise DataError(
-                f"{examples.source or 'the examples'}: none has a new label such as "
-                f"{table[0]!r}; their labels are {examples.label_names[0]!r}, ...; use the ids or "
-                "names of the new labels"
+                f"{examples.source or 'examples'}: no example has one of the new labels, such as "
+                f"{table[0]!r}; the examples have labels such as {examples.label_names[0]!r}; "
+                "label them with the ids or names of the new labels"
             )
         columns = [matches[label] for label in known]
         select = csr_matrix(

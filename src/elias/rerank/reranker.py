@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from elias.config import RerankConfig
+    from elias.config import RerankConfig, ResolvedRerank
     from elias.rerank.sparse_ranker import Inputs, Rows
 
 
@@ -55,8 +55,6 @@ POWER_K = 5
 FOLDS = 3
 """Number of folds for cross-fitting the calibration."""
 # settings of a ranker that scores every label, for corpora with few labels
-FEW_LABELS_COST = 2.0
-"""Default cost C."""
 FEW_POWERS = (16.0, 4.0, *POWERS)
 """Exponents γ to choose from. With a bag encoder, q was a better classifier than p."""
 FEW_MIN_WEIGHT = 0.01
@@ -150,7 +148,7 @@ class Reranker:
         train: Candidates,
         psi: csr_matrix,
         labels: csr_matrix,
-        config: RerankConfig,
+        config: ResolvedRerank,
         *,
         validation: tuple[Candidates, csr_matrix, csr_matrix] | None = None,
         filtered: csr_matrix | None = None,
@@ -185,7 +183,6 @@ class Reranker:
         min_weight = MIN_WEIGHT
         if every_label:
             min_weight = FEW_MIN_WEIGHT
-            config = replace(config, cost=config.cost or FEW_LABELS_COST)
         fit_ranker = partial(
             SparseRanker.fit,
             config=config,
@@ -230,7 +227,7 @@ class Reranker:
         candidates: Candidates,
         psi: csr_matrix,
         labels: csr_matrix,
-        config: RerankConfig,
+        config: ResolvedRerank,
         label_names: Sequence[str],
         filtered: csr_matrix | None,
         *,

@@ -23,7 +23,7 @@ from elias.kernels.threads import split_range, thread_map_progress
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from elias.config import RerankConfig, ResolvedRerank
+    from elias.config import ResolvedRerank
     from elias.rerank.solver import Solution
 
 
@@ -32,7 +32,6 @@ Inputs: TypeAlias = Sequence[str] | csr_matrix
 """Texts, or the (N, F) feature matrix of a corpus that has features instead of texts."""
 Transform: TypeAlias = Literal["l3-hinge", "sigmoid"]
 MAX_FEATURES = 1_000_000
-DEFAULT_COST = 1.0
 MIN_WEIGHT = 0.1  # smaller weights are set to zero
 Rows: TypeAlias = tuple[Array, Array, Array, Array]
 """ψ: the sparse part in CSR layout (data, uint32 indices, indptr), and the dense part (N, D)."""
@@ -198,7 +197,7 @@ class SparseRanker:
         embedding: NDArray[np.float32] | None,
         candidates: NDArray[np.integer[Any]],
         labels: csr_matrix,
-        config: RerankConfig,
+        config: ResolvedRerank,
         *,
         min_weight: float = MIN_WEIGHT,
         seed: int = 0,
@@ -235,7 +234,7 @@ class SparseRanker:
             None if embedding is None else unit_embedding(embedding),
             groups,
             loss=config.loss,
-            cost=DEFAULT_COST if config.cost is None else config.cost,
+            cost=config.cost,
             prune=min_weight,
             seed=seed,
             start=None if earlier is None else (earlier.label_rows(), earlier.biases),

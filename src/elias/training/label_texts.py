@@ -117,7 +117,7 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
 
 
 def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> NDArray[np.float64]:
-    """Return, for each label name, the share of the texts containing it that have the label (L,).
+    """Estimate, for each label, how often a text that contains its name has the label (L,).
 
     A text contains a name if it contains every word of the name. Shares are smoothed towards
     their mean.

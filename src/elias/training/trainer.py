@@ -1149,7 +1149,7 @@ def find_collapse(predictions: Predictions, labels: csr_matrix) -> str | None:
 
 
 def halved_rates(stage: ResolvedStage, encoder_kind: str) -> str:
-    """Return the options that train a stage with half of its learning rates of the encoder."""
+    """Return the command-line options that halve a stage's learning rates for the encoder."""
     names = ["encoder_lr", "bag_lr"] if encoder_kind == "bag" else ["encoder_lr"]
     return " ".join(
         f"--set stages.{stage.name}.{name}={getattr(stage, name) / 2:g}" for name in names

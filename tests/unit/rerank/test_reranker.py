@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from elias.config import RerankConfig
+from elias.config import ResolvedRerank
 from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
@@ -237,7 +237,7 @@ def fit_ranker():
     features = csr_matrix(np.eye(3, dtype=np.float32))
     labels = csr_matrix(np.float32([[1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]))
     candidates = np.array([[0, 1], [0, 1], [1, 4]])
-    return SparseRanker.fit(features, None, candidates, labels, RerankConfig())[0]
+    return SparseRanker.fit(features, None, candidates, labels, ResolvedRerank(enabled=True))[0]
 
 
 def test_a_label_without_training_pairs_gets_the_margin_of_a_negative():
