@@ -240,7 +240,7 @@ class TransformerEncoder(TextEncoder):
             pooled = self._pool(padding, padding == self.pad_id, full=True)[:0]
         elif batch.longest > self.max_length:
             pooled = self._pool_windows(batch)
-        elif self.packs(batch.ids.device):
+        elif len(batch.ids) and self.packs(batch.ids.device):
             pooled = self._pool_packed(batch)
         else:
             ids, inside = pad(

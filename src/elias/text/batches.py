@@ -25,7 +25,7 @@ _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
 class Batch:
-    """Base class of batches: dataclasses with tensors, other batches and tuples of batches."""
+    """Base class of batches, which are dataclasses with tensors and other batches."""
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on a device."""
@@ -44,8 +44,6 @@ class Batch:
                 copies[field.name] = copy(value)
             elif isinstance(value, Batch):
                 copies[field.name] = value._map(copy)
-            elif isinstance(value, tuple):
-                copies[field.name] = tuple(part._map(copy) for part in value)
         copied: Self = replace(batch, **copies)
         return copied
 

@@ -594,6 +594,15 @@ def test_a_packed_batch_has_fewer_fillers_than_a_step(lengths, n_rows):
     assert batch.lengths().tolist() == lengths + [0] * (n_rows - len(lengths))
 
 
+def test_empty_texts_without_tokens_are_padded(tiny_bert, monkeypatch):
+    encoder = make_encoder(tiny_bert).eval()
+    tokens = Tokens(offsets=np.zeros(3, dtype=np.int64), ids=np.zeros(0, dtype=np.int32))
+    expected = encoder(collate(tokens, np.arange(2)))
+    monkeypatch.setattr(encoder, "packs", lambda _: True)
+
+    torch.testing.assert_close(encoder(collate(tokens, np.arange(2))), expected)
+
+
 def test_texts_stay_in_rows_on_a_cpu(tiny_bert):
     assert not make_encoder(tiny_bert).packs(torch.device("cpu"))
 
