@@ -151,11 +151,11 @@ class SparseRanker:
 
     Each classifier is trained only on points for which its label is relevant or a candidate.
 
-    >>> from elias.config import RerankConfig
+    >>> from elias.config import ResolvedRerank
     >>> features = csr_matrix(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]])
     >>> labels = csr_matrix(np.float32([[1, 0], [1, 0], [0, 1], [0, 1]]))
-    >>> candidates = np.array([[0, 1]] * 4)
-    >>> ranker, _ = SparseRanker.fit(features, None, candidates, labels, RerankConfig())
+    >>> candidates, config = np.array([[0, 1]] * 4), ResolvedRerank(enabled=True)
+    >>> ranker, _ = SparseRanker.fit(features, None, candidates, labels, config)
     >>> (ranker.score(features, None, candidates) > 0).tolist()
     [[True, False], [True, False], [False, True], [False, True]]
     """
