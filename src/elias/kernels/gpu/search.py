@@ -246,10 +246,11 @@ def walk_paths(
     LISTED: constexpr,
     BLOCK: constexpr,
 ) -> tensor:
-    """Store label, scores and key of each path of a point, and a representative of each label.
+    """Store the label, scores and key of each path, and choose a representative of each label.
 
-    Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
-    holds every path. If ``listing`` is 0, process all paths instead of the list.
+    If ``listing`` is not 0, only the listed paths of the point are processed, otherwise all of
+    them. Return the lowest score of the listed paths as a sortable integer, or −(2³¹ − 1) if every
+    path is listed.
     """
     table, labels, scores, unsaturated_scores, path_ids, best, first = scratch
     listed, tops, matches, n_listed = lists
@@ -371,9 +372,9 @@ def _digit_counts(
 ) -> tensor:
     """Return the histogram of the 8-bit digit at ``shift`` over the undecided labels.
 
-    The key of a label is its score at level 0, its unsaturated score at level 1, and n_labels − id
-    at level 2. A label is undecided if its keys of lower levels equal ``limits``, and the digits of
-    its key above ``shift`` equal ``prefix``.
+    Labels are compared by score (``LEVEL`` 0), ties by unsaturated score (1), then by n_labels − id
+    (2). A label is undecided if its keys of the earlier levels equal ``limits``, and the higher
+    digits of its present key equal ``prefix``.
     """
     labels, scores, unsaturated_scores = keys
     n_slots, n_labels = sizes
