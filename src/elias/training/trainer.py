@@ -268,6 +268,9 @@ class Trainer:
         names, weight = self.corpus.label_names, self.config.loss.label_text_weight
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
+        # others are ranked by their texts; in the index, a label that only held-out points have would
+        # be right whenever it is found for one of them, and flatter the names of labels
+        copies[self.label_counts == 0] = 0
         if self.continued is not None:  # the earlier model was trained on the texts of its labels
             copies[self.is_earlier] = 0
         used = np.flatnonzero(copies)
@@ -275,6 +278,7 @@ class Trainer:
         if self.continued is None:
             label_texts = self.corpus.label_table.texts()
             known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
+            known = known[self.label_counts[known] > 0]
             self.contrast_texts = self._texts_of_labels(known, encoder)
         if copies.sum() < 0.5:
             return None
