@@ -86,6 +86,8 @@ def labels_beside(
     few: NDArray[np.bool_],
     examples: Sequence[str] = (),
     example_labels: csr_matrix | None = None,
+    *,
+    seen: NDArray[np.bool_],
 ) -> AddedLabels | None:
     """Return vectors that score the labels with few training points by their texts.
 
@@ -96,6 +98,7 @@ def labels_beside(
         few: (L,) mask of the labels with no or few training points.
         examples: Texts that have some of these labels.
         example_labels: (N, labels in ``few``) labels of each example.
+        seen: (L,) mask of the labels that the model was trained on.
     """
     table = elias.label_table
     chosen = np.flatnonzero(few)
@@ -106,7 +109,7 @@ def labels_beside(
     if example_labels is not None:
         example_labels = example_labels[:, named]
     new = table.take(labels.tolist())
-    parts = label_vectors(elias.model, table, new, examples, example_labels, seen=~few)
+    parts = label_vectors(elias.model, table, new, examples, example_labels, seen=seen)
     return AddedLabels(labels, *parts).named(table, elias.model, elias.reranker)
 
 

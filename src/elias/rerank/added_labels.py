@@ -177,18 +177,22 @@ class AddedLabels:
         return replace(self, names=tuple(rows), reference=reference)
 
     def expecting(
-        self, n_relevant: float, embedding: NDArray[np.float32], texts: Sequence[str]
+        self,
+        n_relevant: float,
+        embedding: NDArray[np.float32],
+        texts: Sequence[str],
+        trust: float = 0.5,
     ) -> AddedLabels:
         """Return a copy with shifted log-odds, given the mean number of relevant labels per text.
 
         The constants of this module already imply an estimate of this mean, and ``n_relevant`` is a
-        second estimate. The shift goes half of the way from the first to the second. Embeddings and
-        texts are the arguments of `probabilities`.
+        second estimate. The shift goes the share ``trust`` of the way from the first to the second.
+        Embeddings and texts are the arguments of `probabilities`.
         """
         n_texts = min(len(texts), max(1, _CELLS // max(1, len(self))))
         log_odds = self.log_odds(embedding[:n_texts], texts[:n_texts])
         offset = offset_for_mean(log_odds, n_relevant / len(self))
-        return replace(self, offset=self.offset + np.float32(offset / 2))
+        return replace(self, offset=self.offset + np.float32(trust * offset))
 
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,10 +154,10 @@ class Trainer:
             if self.continued.added is not None:
                 self.is_earlier[self.continued.added.labels] = False
         self.is_held_out = (n_trained == 0) & (n_given > 0) & ~self.is_earlier
-        """True for labels outside `is_earlier` whose training points are all held out (L,)."""
+        """True for labels outside `is_earlier` whose points are all held out (L,)."""
         least = 1 if self.continued is None else INDEXED_POINTS
         self.is_beside = (n_trained < least) & ~self.is_earlier & ~self.is_held_out
-        """True for labels with too few training points for the index, see `_labels_beside` (L,)."""
+        """True for other labels with too few training points for the index (L,)."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
@@ -268,8 +269,8 @@ class Trainer:
         names, weight = self.corpus.label_names, self.config.loss.label_text_weight
         targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
         copies = weight * targets.diagonal()
-        # others are ranked by their texts; in the index, a label that only held-out points have would
-        # be right whenever it is found for one of them, and flatter the names of labels
+        # Other labels are scored by their texts. In the index, a label that only held-out points
+        # have would be right whenever it is found for one of them, and flatter the label names.
         copies[self.label_counts == 0] = 0
         if self.continued is not None:  # the earlier model was trained on the texts of its labels
             copies[self.is_earlier] = 0
@@ -354,7 +355,7 @@ class Trainer:
                 message += "--test-size 0 trains on all points"
             logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
-            message = "%s %s only held-out points and are not learned"
+            message = "%s %s only held-out points and are predicted by their names and these points"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
             message = "%s %s no training points and keep the classifiers of the initial model"
@@ -754,7 +755,7 @@ class Trainer:
         """
         rerank = self.config.rerank
         embedding = rerank.embedding if rerank.enabled else "none"
-        beside = not self.encoder.reads_features and bool(self.is_beside.any())
+        beside = bool((self.is_beside | self.is_held_out).any()) and not self.encoder.reads_features
         embed = embedding == "encoder" or (embedding == "none" and name != "train" and beside)
         options = SearchOptions(top_k + max_filtered(self.splits[name]), embed=embed)
         return search_share(model, self.tokens[name], self.config.index, options)
@@ -917,35 +918,58 @@ class Trainer:
     def _labels_beside(self, model: Elias) -> AddedLabels | None:
         """Return the labels that are scored by their texts instead of the index.
 
-        These labels have no training points. If a model is trained further, its new labels with
-        fewer than `INDEXED_POINTS` points are included, with these points as examples. Labels that
-        have only held-out points are left out, because validation would overrate them.
-
-        A new text has some labels without training points. Their mean number is estimated as the
-        number of labels with a single training point, divided by the number of points (Good and
-        Turing). With fewer than `_MIN_SINGLE` such labels, there is no estimate.
+        These labels have no training points. The examples of a label that has only held-out points
+        are these points, so it is never predicted for held-out points. If a model is trained
+        further, its new labels with fewer than `INDEXED_POINTS` points are included, with these
+        points as examples.
         """
-        train = self.splits["train"]
-        labels = train.labels.tocsc()[:, self.is_beside].tocsr()
+        splits = {"train": self.is_beside, "validation": self.is_held_out}
+        parts = (self._part_beside(model, name, labels) for name, labels in splits.items())
+        added = [part for part in parts if part is not None]
+        if not added:
+            return None
+        return reduce(add, added).named(model.label_table, model.model, model.reranker)
+
+    def _part_beside(
+        self, model: Elias, name: str, is_beside: NDArray[np.bool_]
+    ) -> AddedLabels | None:
+        """Return some labels of `_labels_beside`, with points of one split as examples.
+
+        A new text has some of these labels. The mean number of those without any points is
+        estimated as the number of labels with a single training point, divided by the number of
+        points (Good and Turing). With fewer than `_MIN_SINGLE` such labels, there is no estimate.
+        The mean number of those with held-out points is known.
+        """
+        if not is_beside.any():
+            return None
+        split, train = self.splits[name], self.splits["train"]
+        labels = split.labels.tocsc()[:, is_beside].tocsr()
         rows = np.flatnonzero(np.diff(labels.indptr))
-        texts = [] if train.texts is None else [train.texts[row] for row in rows.tolist()]
-        added = labels_beside(model, self.is_beside, texts, labels[rows])
-        n_single = int((self.label_counts == 1).sum())
-        if added is None or self.continued is not None or n_single < _MIN_SINGLE:
+        texts = [] if split.texts is None else [split.texts[row] for row in rows.tolist()]
+        seen = ~(self.is_beside | self.is_held_out)
+        added = labels_beside(model, is_beside, texts, labels[rows], seen=seen)
+        if added is None or self.continued is not None:
             return added
-        name = "validation" if "validation" in self.splits else "train"
-        sample = np.arange(min(_SAMPLED_TEXTS, len(self.splits[name])))
-        sampled = self.splits[name].take(sample)
-        if name == "validation":
-            self._candidates(model.model, name)
-            embedding = self._with_embedding(name, model.model.encoder).embedding
+        n_relevant, trust = labels.nnz / len(self.corpus.train), 1.0
+        if name == "train":
+            n_single = int((self.label_counts == 1).sum())
+            if n_single < _MIN_SINGLE:
+                return added
+            n_relevant, trust = n_single / len(train), 0.5
+        # the examples of labels with held-out points are no sample of new texts
+        sampled = "validation" if name == "train" and "validation" in self.splits else "train"
+        sample = np.arange(min(_SAMPLED_TEXTS, len(self.splits[sampled])))
+        sample_texts = self.splits[sampled].take(sample).texts
+        assert sample_texts is not None
+        if sampled == "validation":
+            self._candidates(model.model, sampled)
+            embedding = self._with_embedding(sampled, model.model.encoder).embedding
             assert embedding is not None
+            embedding = embedding[: len(sample)]
         else:
-            embedding = embed_all(model.model.encoder, self.tokens[name].take(sample))
-        assert sampled.texts is not None
-        share = len(added) / self.is_beside.sum()
-        n_relevant = share * n_single / len(train)
-        return added.expecting(n_relevant, embedding[: len(sample)], sampled.texts)
+            embedding = embed_all(model.model.encoder, self.tokens[sampled].take(sample))
+        n_relevant *= len(added) / is_beside.sum()
+        return added.expecting(n_relevant, embedding, sample_texts, trust)
 
     def _join_added(
         self, model: Elias, name: str, ranked: dict[str, Predictions]
@@ -956,9 +980,16 @@ class Trainer:
         split, encoder = self.splits[name], model.model.encoder
         embedding = self._with_embedding(name, encoder).embedding
         assert embedding is not None
-        options = SearchOptions(EVALUATED + max_filtered(split))
         inputs, best_added = split_inputs(split, encoder), self._best_added.setdefault(name, {})
+        options = self._options(name)
         return join_added(model, ranked, inputs, options, embedding, best_added)
+
+    def _options(self, name: str) -> SearchOptions:
+        """Return the options of the final predictions for a split."""
+        blocked = None
+        if name == "validation" and self.is_held_out.any():
+            blocked = torch.from_numpy(self.is_held_out)
+        return SearchOptions(EVALUATED + max_filtered(self.splits[name]), blocked=blocked)
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.
@@ -1035,7 +1066,7 @@ class Trainer:
         for name in self.evaluated:
             split = self.splits[name]
             tokens, inputs = cached_tokens(split, encoder), split_inputs(split, encoder)
-            options = SearchOptions(EVALUATED + max_filtered(split))
+            options = self._options(name)
             ranked = predict(member, inputs, [last], options, lambda *_, tokens=tokens: tokens)
             predictions[name] = ranked[last]
         return predictions
