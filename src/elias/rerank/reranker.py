@@ -235,7 +235,8 @@ class Reranker:
     ) -> Reranker:
         """Choose γ and fit the calibrations on held-out points."""
         ids = np.ascontiguousarray(candidates.ids)  # numba would compile again for slices
-        known = ids < self.ranker.n_labels
+        trained = np.append(self._trained, False)  # others are right only for held-out points
+        known = trained[ids]
         enough = len(ids) >= MIN_POINTS
         if not enough and not every_label:
             message = "scores are not calibrated: only %d points are held out, but %d are needed"
@@ -263,7 +264,7 @@ class Reranker:
         if names is not None:
             reranker = replace(reranker, names=names, n_proposed=N_PROPOSED)
             candidates = reranker._with_proposed(candidates, psi)
-            ids, known = candidates.ids, candidates.ids < self.ranker.n_labels
+            ids, known = candidates.ids, trained[candidates.ids]
             if filtered is not None:
                 known &= ~relevant_candidates(ids, filtered)
             q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
