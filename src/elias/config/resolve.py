@@ -61,7 +61,7 @@ WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """Sizes for at most `MAX_WIDE_LABELS` labels: more and smaller clusters, and a larger beam."""
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
 """Sizes for more labels, as in the paper (Table 4), but with twice the shortlist in prediction."""
-MIN_VALIDATION, MAX_VALIDATION = 20, 5000
+MIN_VALIDATION, MAX_VALIDATION = 20, 2000
 # Within these limits, a CPU trains the ranker in minutes.
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000
 RANKER_COSTS = 1.0, 2.0
@@ -413,14 +413,15 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
     """Return the number of points to hold out for validation.
 
     It is a tenth of the points, but at most 1000, or a twentieth if that is more. With ``refits``,
-    a fifth replaces the tenth, but at most 2000, because the ranker is later trained on the
-    held-out points, too. To choose a threshold, at least `MIN_VALIDATION` points are held out, if
-    this is at most a third of all points.
+    it is a fifth, because the ranker is later trained on the held-out points, too. To choose a
+    threshold, at least `MIN_VALIDATION` points are held out, if this is at most a third of all
+    points. More than `MAX_VALIDATION` are never held out, because the labels that only held-out
+    points have are not learned.
 
     >>> validation_size(4000), validation_size(4000, refits=True), validation_size(100)
     (400, 800, 20)
     """
-    at_first = min(n_points // 5, 2000) if refits else min(n_points // 10, 1000)
+    at_first = n_points // 5 if refits else min(n_points // 10, 1000)
     at_least = MIN_VALIDATION if n_points >= 3 * MIN_VALIDATION else 0
     return min(max(n_points // 20, at_first, at_least), MAX_VALIDATION)
 

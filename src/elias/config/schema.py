@@ -340,7 +340,7 @@ class EvalConfig:
     validation_size: int | None = None
     """Number of training points held out if the corpus has no validation split; 0: none. Derived: a
     tenth of the points, at most 1000 (a fifth, at most 2000, if the ranker scores every label), or
-    a twentieth, at most 5000, if that is more."""
+    a twentieth, at most 2000, if that is more."""
     hold_out: Literal["covered", "random"] = "random"
     """``covered``: hold out only points whose labels all have another point, so that training sees
     every label; ``random``: any points. If many labels have a single point, covered points are

@@ -100,7 +100,7 @@ def test_a_corpus_without_labels_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("n_points", "held_out"), [(5, 0), (60, 20), (1_000, 100), (24_000, 1_200), (10**6, 5_000)]
+    ("n_points", "held_out"), [(5, 0), (60, 20), (1_000, 100), (24_000, 1_200), (10**6, 2_000)]
 )
 def test_a_tenth_of_small_data_and_less_of_large_is_held_out(n_points, held_out):
     assert validation_size(n_points) == held_out
