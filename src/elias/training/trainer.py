@@ -346,7 +346,7 @@ class Trainer:
             logger.warning("%s", hint)
         of_all = f"of {len(is_empty):,} labels have"
         if is_unseen.any():
-            message = "%s %s no training points and are predicted by their names"
+            message = "%s %s no training points and can only be predicted by their names"
             n_tested = 0
             if "test_size" in self.corpus.reading and "test" in self.splits:
                 n_tested = is_unseen[np.unique(self.splits["test"].labels.indices)].sum()
@@ -355,7 +355,7 @@ class Trainer:
                 message += "--test-size 0 trains on all points"
             logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
-            message = "%s %s only held-out points and are predicted by their names and these points"
+            message = "%s %s only held-out points and can only be predicted by name, with these as examples"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
             message = "%s %s no training points and keep the classifiers of the initial model"
