@@ -355,7 +355,9 @@ class Trainer:
                 message += "--test-size 0 trains on all points"
             logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
-            message = "%s %s only held-out points and can only be predicted by name, with these as examples"
+            message = (
+                "%s %s only held-out points and can only be predicted by their names and these"
+            )
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
             message = "%s %s no training points and keep the classifiers of the initial model"
