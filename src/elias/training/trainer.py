@@ -355,9 +355,7 @@ class Trainer:
                 message += "--test-size 0 trains on all points"
             logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
-            message = (
-                "%s %s only held-out points and can only be predicted by their names and these"
-            )
+            message = "%s %s only held-out points, which serve as examples beside their names"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
             message = "%s %s no training points and keep the classifiers of the initial model"
