@@ -57,7 +57,7 @@ _RANKER_SCORE_POWER = 2.5
 """Exponent, found by measurement: a ranker score q is approximately the probability of relevance to
 the power of this number."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
-FEW_TEXTS, FEW_TOKENS = 16, 64
+FEW_TEXTS, FEW_TOKENS = 32, 64
 """Maximum number of texts (bag encoder) or tokens (transformer) that a single thread searches.
 
 With so little work, several threads are slower than one if another process uses a core.
@@ -231,7 +231,8 @@ def search(
     if isinstance(encoder, BagEncoder):
         few = len(tokens.offsets) <= FEW_TEXTS + 1
         if few and model.labels.whole and weight.is_cpu and not model.training:
-            candidates = rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
+            with limit_threads(1):
+                candidates = rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
             return candidates if options.embed else replace(candidates, embedding=None)
     ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):

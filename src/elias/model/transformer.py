@@ -100,7 +100,7 @@ class TransformerEncoder(TextEncoder):
         embeddings: Any = getattr(transformer, "embeddings", None)
         padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
         self._first_position = 0 if padding is None else padding + 1  # RoBERTa counts from 2
-        self.bottleneck = nn.Linear(width, self.dim) if config.bottleneck else nn.Identity()
+        self.bottleneck = PackedLinear(width, self.dim) if config.bottleneck else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         if config.gradient_checkpointing:
             if not transformer.supports_gradient_checkpointing:
