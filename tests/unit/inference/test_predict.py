@@ -53,9 +53,10 @@ def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model,
 
 
 @pytest.mark.parametrize("n_texts", [1, predict.FEW_TEXTS])
-def test_few_texts_are_searched_by_one_thread(n_texts, model, monkeypatch):
+def test_few_texts_are_searched_by_one_thread(n_texts, monkeypatch):
     """With more, even torch's exp of 100 numbers starts threads, which wait for a busy core."""
-    threads, before = [], torch.get_num_threads()
+    model, threads, before = untrained_model(), [], torch.get_num_threads()
+    model.model.eval()
     monkeypatch.setattr(
         predict,
         "rank_few",
