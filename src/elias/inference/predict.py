@@ -23,7 +23,14 @@ from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
-from elias.model.batch_inference import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all, rank_few
+from elias.model.batch_inference import (
+    BATCH_SIZE,
+    SEARCH_GRAPHS,
+    embed_all,
+    rank_all,
+    rank_few,
+    rank_in_threads,
+)
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
@@ -57,7 +64,7 @@ _RANKER_SCORE_POWER = 2.5
 """Exponent, found by measurement: a ranker score q is approximately the probability of relevance to
 the power of this number."""
 _TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
-FEW_TEXTS, FEW_TOKENS = 16, 64
+FEW_TEXTS, FEW_TOKENS = 32, 64
 """Maximum number of texts (bag encoder) or tokens (transformer) that a single thread searches.
 
 With so little work, several threads are slower than one if another process uses a core.
@@ -231,9 +238,13 @@ def search(
     if isinstance(encoder, BagEncoder):
         few = len(tokens.offsets) <= FEW_TEXTS + 1
         if few and model.labels.whole and weight.is_cpu and not model.training:
-            candidates = rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
+            with limit_threads(1):
+                candidates = rank_few(model, encoder, tokens, sizes, options.top_k, blocked)
             return candidates if options.embed else replace(candidates, embedding=None)
-    ranks = partial(rank_all, embed=options.embed) if model.labels.whole else rank_sharded
+    ranks: Callable[..., Candidates] = rank_sharded
+    if model.labels.whole:
+        by_thread = weight.is_cpu and not few and not encoder.uses_numba
+        ranks = partial(rank_in_threads if by_thread else rank_all, embed=options.embed)
     with limit_threads(1 if few else None):
         while True:
             try:

@@ -19,11 +19,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
+import numba
 import numpy as np
 import torch
 
 from elias.kernels import cpu, runs_triton
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
+from elias.kernels.threads import thread_map_progress
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import (
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 256
+_TEXTS_PER_THREAD = 16  # maximum size of a batch in `rank_in_threads`
 _IN_FLIGHT = 2  # maximum number of batches whose results are still being copied from a GPU
 
 
@@ -120,6 +123,47 @@ def rank_all(
             write(*pending.popleft())
     scores[ids >= n_labels] = PADDING_SCORE
     return Candidates(ids, scores, phi)
+
+
+def rank_in_threads(
+    model: EliasModel,
+    tokens: Tokens,
+    sizes: SearchSizes,
+    top_k: int,
+    *,
+    batch_size: int = BATCH_SIZE,
+    blocked: Tensor | None = None,
+    embed: bool = False,
+) -> Candidates:
+    """Return the result of `rank_all` for a transformer on a CPU, with a thread for each batch.
+
+    Threads that share a batch wait for each other in every layer, which takes long if other
+    programs use the CPU. Small batches need less padding.
+    """
+    batch_size = min(batch_size, _TEXTS_PER_THREAD, -(-len(tokens) // numba.get_num_threads()))
+    batches = list(ordered_batches(tokens.lengths, max(1, batch_size)))
+    if len(batches) <= 1:
+        return rank_all(model, tokens, sizes, top_k, blocked=blocked, embed=embed)
+
+    def work(rows: NDArray[np.int64], _: None) -> Candidates:
+        torch.set_num_threads(1)  # each new thread starts with the default
+        return rank_all(model, tokens.take(rows), sizes, top_k, blocked=blocked, embed=embed)
+
+    # set here what holds for all threads: the mode of the model, and MKL's number of threads
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with evaluating(model):
+            parts = list(thread_map_progress(work, batches, lambda: None, "Searching", len(tokens)))
+    finally:
+        torch.set_num_threads(before)
+    order = np.argsort(np.concatenate(batches))
+    vectors = [part.embedding for part in parts if part.embedding is not None]
+    return Candidates(
+        np.concatenate([part.ids for part in parts])[order],
+        np.concatenate([part.scores for part in parts])[order],
+        np.concatenate(vectors)[order] if vectors else None,
+    )
 
 
 def rank_few(

@@ -31,6 +31,7 @@ from elias.config import EncoderConfig
 from elias.config.pretrained import CONFIG_FILE, MINILM, find_pretrained
 from elias.config.resolve import MAX_LENGTHS
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
+from elias.kernels.cpu.packed_linear import PackedLinear
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
 from elias.text.batches import TokenBatch, packed_step
@@ -80,6 +81,9 @@ class TransformerEncoder(TextEncoder):
         plain = settings.model_type in _READY_MASK and not getattr(settings, "is_decoder", False)
         if plain and settings._attn_implementation == "sdpa":
             transformer.set_attn_implementation(_OWN_ATTENTION)
+        for part in transformer.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = PackedLinear
         self.transformer = transformer
         self.n_features = transformer.get_input_embeddings().num_embeddings
         self.tokenizer = tokenizer
@@ -96,7 +100,7 @@ class TransformerEncoder(TextEncoder):
         embeddings: Any = getattr(transformer, "embeddings", None)
         padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
         self._first_position = 0 if padding is None else padding + 1  # RoBERTa counts from 2
-        self.bottleneck = nn.Linear(width, self.dim) if config.bottleneck else nn.Identity()
+        self.bottleneck = PackedLinear(width, self.dim) if config.bottleneck else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         if config.gradient_checkpointing:
             if not transformer.supports_gradient_checkpointing:

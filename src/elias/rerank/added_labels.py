@@ -23,6 +23,7 @@ import torch
 from numba import njit
 from scipy.sparse import csr_matrix
 
+from elias.kernels.device import limit_threads
 from elias.model.batch_inference import embed_all
 from elias.model.encoder import BagEncoder
 from elias.rerank.sparse_ranker import unit_embedding
@@ -54,6 +55,7 @@ CHAR_NGRAMS = (3, 5)
 _MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50
 _MAX_OFFSET = 30.0
 _CELLS = 1 << 23  # scores computed at a time, to bound memory
+_FEW_TEXTS = 64  # up to this number, one thread compares embeddings
 
 
 def label_vectors(
@@ -235,8 +237,11 @@ class AddedLabels:
         """Return the logit of each of the `probabilities` (n, A)."""
         mean, spread = self.background.T
         # with other labels beside it, a product has another rounding error, which float64 hides
-        vectors = self.vectors.astype(np.float64)
-        cosine = (unit_embedding(embedding) @ vectors.T).astype(np.float32)
+        vectors = torch.from_numpy(self.vectors.astype(np.float64))
+        units = torch.from_numpy(unit_embedding(embedding).astype(np.float64))
+        # by torch, because the threads of numpy wait for each other on a busy CPU
+        with limit_threads(1 if len(units) <= _FEW_TEXTS else None):
+            cosine = (units @ vectors.T).numpy().astype(np.float32)
         similarity = (cosine - mean) / spread
         if texts is None:
             bias, dense = DENSE_RULE

@@ -13,8 +13,8 @@ import hmac
 import json
 import logging
 import os
+import random
 import re
-import secrets
 import time
 import traceback
 from collections.abc import Container
@@ -75,7 +75,7 @@ class AccessLogMiddleware:
         start = time.perf_counter()
         request_id = dict(scope["headers"]).get(b"x-request-id", b"")
         if not _VALID_ID.fullmatch(request_id):
-            request_id = secrets.token_hex(8).encode()
+            request_id = f"{random.getrandbits(64):016x}".encode()
         method = scope["method"]
         # Copy the scope, because the HTTP server must still see HEAD.
         scope = {**scope, LOG_FIELDS: {}, "method": "GET" if method == "HEAD" else method}

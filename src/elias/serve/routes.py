@@ -21,6 +21,8 @@ from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 N_DESCRIBING = 3
 """Number of labels that describe a cluster."""
+_FEW_VALUES = 100
+"""Maximum number of labels in an answer that is encoded on the event loop, in some 50 µs."""
 
 Count = Annotated[int, Query(ge=1, le=200, description="Maximum number of results.")]
 Start = Annotated[int, Query(ge=0, le=10_000_000, description="Number of results to skip.")]
@@ -63,8 +65,10 @@ def _text_routes(backend: Backend) -> APIRouter:
 async def _respond(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
     """Return the result of a job as JSON, without validating it against the schema."""
     rows = await compute(backend, job, max_inputs, request)
-    # Encode it on a thread, because an answer may have 100,000 values.
-    content = await asyncio.to_thread(_to_json, rows)
+    if job.kind == "predict" and len(rows) * job.top_k <= _FEW_VALUES:
+        content = _to_json(rows)
+    else:  # on a thread, to keep the event loop free
+        content = await asyncio.to_thread(_to_json, rows)
     return Response(content, media_type="application/json")
 
 

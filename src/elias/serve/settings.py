@@ -6,6 +6,7 @@ import importlib.util
 import re
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -135,6 +136,7 @@ class ServeSettings:
         return self.model.resolve().name
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address always refers to this machine."""
     with suppress(ValueError):

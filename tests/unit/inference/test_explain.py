@@ -184,7 +184,7 @@ def trained():
         "eval.drop_unhelpful": False,
     }
     config = EliasConfig().override({**changes, "rerank.embedding": "encoder"})
-    return train(corpus, config, device="cpu"), corpus.test.texts[:20]
+    return train(corpus, config, device="cpu"), corpus.test.texts[:40]
 
 
 def test_texts_are_encoded_once(trained):

@@ -9,7 +9,7 @@ from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, RunError
 from elias.inference import predict
-from elias.model.batch_inference import SEARCH_GRAPHS, rank_all
+from elias.model.batch_inference import SEARCH_GRAPHS, rank_all, rank_few
 from elias.model.elias import EliasModel
 from elias.predictions import Candidates
 from untrained_model import NAMES, TEXTS, predicted_ids, untrained_model
@@ -50,6 +50,23 @@ def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model,
 
     assert all(len(ranking) == 6 for ranking in predictions)
     assert all(0 not in ranking for ranking in predicted_ids(predictions))
+
+
+@pytest.mark.parametrize("n_texts", [1, predict.FEW_TEXTS])
+def test_few_texts_are_searched_by_one_thread(n_texts, monkeypatch):
+    """With more, even torch's exp of 100 numbers starts threads, which wait for a busy core."""
+    model, threads, before = untrained_model(), [], torch.get_num_threads()
+    model.model.eval()
+    monkeypatch.setattr(
+        predict,
+        "rank_few",
+        lambda *args: threads.append(torch.get_num_threads()) or rank_few(*args),
+    )
+
+    model.predict(TEXTS[:1] * n_texts)
+
+    assert threads == [1]
+    assert torch.get_num_threads() == before
 
 
 def test_a_text_that_is_not_a_string_is_refused(model):

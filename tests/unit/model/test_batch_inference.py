@@ -3,7 +3,13 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
-from elias.model.batch_inference import cluster_all, embed_all, evaluating, rank_all
+from elias.model.batch_inference import (
+    cluster_all,
+    embed_all,
+    evaluating,
+    rank_all,
+    rank_in_threads,
+)
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
@@ -49,6 +55,33 @@ def test_predictions_do_not_depend_on_the_batch_size(model, tokens, batch_size):
 
     assert np.array_equal(candidates.ids, whole.ids)
     np.testing.assert_allclose(candidates.scores, whole.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_threads_rank_texts_as_one_thread_does(model, tokens, batch_size, training):
+    model.train(training)
+    whole, n_threads = rank_all(model, tokens, SIZES, 5, embed=True), torch.get_num_threads()
+
+    candidates = rank_in_threads(model, tokens, SIZES, 5, batch_size=batch_size, embed=True)
+
+    assert np.array_equal(candidates.ids, whole.ids)
+    np.testing.assert_allclose(candidates.scores, whole.scores, rtol=1e-5)
+    np.testing.assert_allclose(candidates.embedding, whole.embedding, rtol=1e-4, atol=1e-6)
+    assert model.training == training
+    assert torch.get_num_threads() == n_threads
+
+
+def test_each_of_several_batches_has_one_thread(model, tokens):
+    numbers = []
+
+    def record(*_):
+        numbers.append(torch.get_num_threads())
+
+    with model.encoder.register_forward_hook(record):
+        rank_in_threads(model, tokens, SIZES, 5, batch_size=5)
+
+    assert numbers == [1, 1]
 
 
 def test_a_text_is_ranked_alike_alone_and_beside_a_long_one(model, texts):

@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig, ResolvedEncoder, pretrained
 from elias.errors import ConfigError, DataError, ModelError
+from elias.kernels.cpu.packed_linear import PackedLinear
 from elias.model import transformer
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.transformer import TransformerEncoder
@@ -185,6 +186,17 @@ def test_a_text_without_any_token_is_embedded_too(tiny_bert):
     assert embed(encoder, [""]).isfinite().all()
     assert embedding.isfinite().all()
     torch.testing.assert_close(embedding[1:], embed(encoder, ["red"]))
+
+
+def test_packed_weights_give_the_same_embeddings(tiny_bert):
+    encoder = make_encoder(tiny_bert, bottleneck=3).eval()
+
+    with torch.inference_mode():
+        predicted = embed(encoder, TEXTS)
+
+    layers = [part for part in encoder.modules() if isinstance(part, torch.nn.Linear)]
+    assert all(type(layer) is PackedLinear for layer in layers)
+    torch.testing.assert_close(predicted, embed(encoder, TEXTS).detach())
 
 
 def test_a_bottleneck_projects_the_pooled_vector(tiny_bert):
