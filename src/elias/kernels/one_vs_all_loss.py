@@ -6,16 +6,17 @@ updated chunk by chunk, their L×D gradient is not held either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numba import get_num_threads
 from torch import Tensor
 
 from elias.kernels import every_label_bce, product
-from elias.kernels.cpu.matmul import one_torch_thread
+from elias.kernels.cpu.matmul import torch_threads
 from elias.kernels.plain import ranking_key, split_ranking_key
 from elias.kernels.threads import split_range, thread_map
 
@@ -114,7 +115,7 @@ class _EveryLabelLoss(torch.autograd.Function):
         total = torch.zeros((), device=embedding.device)
 
         @torch.no_grad()
-        def work(labels: range, _: None) -> tuple[Tensor, Tensor]:
+        def work(labels: range, _: None = None) -> tuple[Tensor, Tensor]:
             """Return the loss of a chunk and its gradient of the embedding; update the chunk."""
             chunk = slice(labels.start, labels.stop)
             rows = weight[chunk].float()
@@ -134,10 +135,11 @@ class _EveryLabelLoss(torch.autograd.Function):
         chunks = _chunks(embedding, weight, chunk_size, most)
         # stochastic rounding of compact weights draws random numbers, so the order matters
         in_order = embedding.is_cuda or weight.dtype != torch.float32
-        with nullcontext() if in_order else one_torch_thread():
-            parts = (work(chunk, None) for chunk in chunks)
-            if not in_order:
-                parts = thread_map(work, chunks, lambda: None)
+        parts: Iterator[tuple[Tensor, Tensor]] = map(work, chunks)
+        if not in_order:
+            parts = thread_map(work, chunks, lambda: None)
+        n_threads = get_num_threads() if in_order else 1
+        with nullcontext() if embedding.is_cuda else torch_threads(n_threads):
             for loss, part in parts:
                 total += loss
                 by_embedding += part

@@ -21,7 +21,7 @@ from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
-from elias.kernels.cpu.matmul import one_torch_thread
+from elias.kernels.cpu.matmul import torch_threads
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -65,7 +65,7 @@ def torch_on_one_thread(model: EliasModel) -> AbstractContextManager[None]:
     A bag encoder mostly runs in numba kernels, and torch runs only small operations. Several
     threads would slow these operations down, and their sums would depend on the number of threads.
     """
-    return one_torch_thread() if model.encoder.uses_numba else nullcontext()
+    return torch_threads(1) if model.encoder.uses_numba else nullcontext()
 
 
 @contextmanager

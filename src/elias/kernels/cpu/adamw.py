@@ -42,10 +42,12 @@ def adamw_dense(
     if weight.dtype != torch.float32 or variance.shape != weight.shape:
         plain.adamw_dense(weight, mean, variance, gradient, step, rates)
         return
-    tables = (weight.detach(), mean, variance, gradient.contiguous())
     fades = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
-    _adamw_row(  # all rows have the same factors
-        *(table.view(-1).numpy() for table in tables),
+    _adamw_row(  # all rows have the same factors, so the table can be one row
+        weight.detach().view(-1).numpy(),
+        mean.view(-1).numpy(),
+        variance.view(-1).numpy(),
+        gradient.contiguous().view(-1).numpy(),
         np.array(fades, dtype=np.float32),
         _step_rates(step, rates),
     )

@@ -39,11 +39,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread, in this thread and in threads that start in this context."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads for this thread, and for threads that start meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(n_threads)
+        torch.set_num_threads(before)
