@@ -30,7 +30,8 @@ LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.
 
 Its arguments are the first label, and the gradients of the weights (n, D) and the biases (n,). It
-is called for each chunk of labels after their weights have been read for the last time.
+is called for each chunk of labels after their weights have been read for the last time. On a CPU,
+several threads call it, each for other labels.
 """
 
 
