@@ -416,9 +416,17 @@ def weigh_terms(
     Returns:
         The weights in CSR layout (indptr, sorted indices, data).
     """
-    for begin, end in pairwise(starts.tolist()):  # numpy sorts faster than a loop of numba
-        terms[begin:end].sort()
+    sort_terms(starts, terms)
     return _weigh_sorted(starts, terms, idf, n_words, unit)
+
+
+def sort_terms(starts: NDArray[np.int64], terms: NDArray[np.int32]) -> None:
+    """Sort the terms of each text in place.
+
+    Compiled loops do not sort, because numba takes more than a second to compile `np.sort`.
+    """
+    for begin, end in pairwise(starts.tolist()):
+        terms[begin:end].sort()
 
 
 @njit(cache=True, nogil=True)
