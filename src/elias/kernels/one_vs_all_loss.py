@@ -7,14 +7,18 @@ updated chunk by chunk, their L×D gradient is not held either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numba import get_num_threads
 from torch import Tensor
 
 from elias.kernels import every_label_bce, product
+from elias.kernels.cpu.matmul import torch_threads
 from elias.kernels.plain import ranking_key, split_ranking_key
+from elias.kernels.threads import split_range, thread_map
 
 _CHUNK_NUMBERS = 2**24
 """Maximum number of logits, and of weights, in a chunk: 64 MB in float32."""
@@ -26,7 +30,8 @@ LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
 """Function that updates the classifiers of consecutive labels.
 
 Its arguments are the first label, and the gradients of the weights (n, D) and the biases (n,). It
-is called for each chunk of labels after their weights have been read for the last time.
+is called for each chunk of labels after their weights have been read for the last time. On a CPU,
+several threads call it, each for other labels.
 """
 
 
@@ -68,9 +73,10 @@ def every_label_top(
     come last. If there are fewer than k labels, all are returned.
     """
     best = torch.empty((len(embedding), 0), dtype=torch.int64, device=embedding.device)
-    for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size):
-        logits = torch.addmm(row_bias, embedding, rows.T)
-        ids = torch.arange(first, first + len(rows), device=best.device)
+    for labels in _chunks(embedding, weight, chunk_size):
+        chunk = slice(labels.start, labels.stop)
+        logits = torch.addmm(bias[chunk], embedding, weight[chunk].float().T)
+        ids = torch.arange(labels.start, labels.stop, device=best.device)
         if blocked is not None:
             logits = logits.masked_fill(blocked[ids], -torch.inf)
         keys = torch.cat([best, _best_keys(logits, ids, top_k)], dim=1)
@@ -108,19 +114,36 @@ class _EveryLabelLoss(torch.autograd.Function):
         dense = (None, None) if update else (torch.empty_like(weight), torch.empty_like(bias))
         by_embedding = torch.zeros_like(embedding)
         total = torch.zeros((), device=embedding.device)
-        most = _CHUNK_NUMBERS if embedding.is_cuda else _CACHED_NUMBERS
-        for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size, most):
+
+        @torch.no_grad()
+        def work(labels: range, _: None = None) -> tuple[Tensor, Tensor]:
+            """Return the loss of a chunk and its gradient of the embedding; update the chunk."""
+            chunk = slice(labels.start, labels.stop)
+            rows = weight[chunk].float()
             loss, residual, by_bias = every_label_bce(
-                embedding, rows, row_bias, positives - first, scale
+                embedding, rows, bias[chunk], positives - labels.start, scale
             )
-            total += loss
-            by_embedding += product(residual, rows)
             gradients = (product(residual.T, embedding), by_bias)
+            part = product(residual, rows)
             if update is not None:
-                update(first, *gradients)
+                update(labels.start, *gradients)
             for whole, gradient in zip(dense, gradients, strict=True):
                 if whole is not None:
-                    whole[first : first + len(rows)] = gradient
+                    whole[chunk] = gradient
+            return loss, part
+
+        most = _CHUNK_NUMBERS if embedding.is_cuda else _CACHED_NUMBERS
+        chunks = _chunks(embedding, weight, chunk_size, most)
+        # stochastic rounding of compact weights draws random numbers, so the order matters
+        in_order = embedding.is_cuda or weight.dtype != torch.float32
+        parts: Iterator[tuple[Tensor, Tensor]] = map(work, chunks)
+        if not in_order:
+            parts = thread_map(work, chunks, lambda: None)
+        n_threads = get_num_threads() if in_order else 1
+        with nullcontext() if embedding.is_cuda else torch_threads(n_threads):
+            for loss, part in parts:
+                total += loss
+                by_embedding += part
         ctx.save_for_backward(by_embedding, *dense)
         return total * scale
 
@@ -131,13 +154,11 @@ class _EveryLabelLoss(torch.autograd.Function):
 
 
 def _chunks(
-    embedding: Tensor, weight: Tensor, bias: Tensor, size: int | None, most: int = _CHUNK_NUMBERS
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the first label, the weights in float32 and the biases of each chunk.
+    embedding: Tensor, weight: Tensor, size: int | None, most: int = _CHUNK_NUMBERS
+) -> list[range]:
+    """Return the labels of each chunk.
 
     A chunk has ``size`` labels. If ``size`` is None, it is chosen so that neither the logits nor
     the weights of a chunk exceed ``most`` numbers.
     """
-    size = size or max(1, most // max(embedding.shape))
-    for first in range(0, len(weight), size):
-        yield first, weight[first : first + size].float(), bias[first : first + size]
+    return split_range(len(weight), size or max(1, most // max(embedding.shape)))

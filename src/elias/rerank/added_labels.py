@@ -27,7 +27,7 @@ from elias.kernels.device import limit_threads
 from elias.model.batch_inference import embed_all
 from elias.model.encoder import BagEncoder
 from elias.rerank.sparse_ranker import unit_embedding
-from elias.text.vectorizer import Featurizer, words_of
+from elias.text.vectorizer import Featurizer, sort_terms, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,7 +217,9 @@ class AddedLabels:
         featurizer, shares, starts = self._terms
         covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
         arrays = (shares.data, shares.indices, shares.indptr)
-        _add_shares(*featurizer.feature_ids(map(words_of, texts)), arrays, covered)
+        first_terms, terms = featurizer.feature_ids(map(words_of, texts))
+        sort_terms(first_terms, terms)
+        _add_shares(first_terms, terms, arrays, covered)
         return np.maximum.reduceat(covered, starts, axis=1)
 
     def probabilities(
@@ -296,11 +298,14 @@ def _add_shares(
     shares: tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]],
     out: NDArray[np.float32],
 ) -> None:
-    """Write to ``out`` (n, names) the share of each name that occurs in each text."""
+    """Write to ``out`` (n, names) the share of each name that occurs in each text.
+
+    The terms of each text are ascending.
+    """
     values, names, name_starts = shares
     for text in range(out.shape[0]):
         last = -1
-        for term in np.sort(terms[starts[text] : starts[text + 1]]):
+        for term in terms[starts[text] : starts[text + 1]]:
             if term != last:
                 for j in range(name_starts[term], name_starts[term + 1]):
                     out[text, names[j]] += values[j]

@@ -397,7 +397,6 @@ def count_texts(
                     ngram_counts[ngrams[j]] += 1
 
 
-@njit(cache=True, nogil=True)
 def weigh_terms(
     starts: NDArray[np.int64],
     terms: NDArray[np.int32],
@@ -409,7 +408,7 @@ def weigh_terms(
 
     Args:
         starts: (N + 1,) offsets. The terms of text i are ``terms[starts[i]:starts[i + 1]]``.
-        terms: Term ids in any order, including repeats.
+        terms: Term ids in any order, including repeats. They are sorted in place.
         idf: Inverse document frequency of every id.
         n_words: Number of words. Ids below it are words; the rest are character n-grams.
         unit: Also L2-normalise the whole vector of each text.
@@ -417,17 +416,38 @@ def weigh_terms(
     Returns:
         The weights in CSR layout (indptr, sorted indices, data).
     """
+    sort_terms(starts, terms)
+    return _weigh_sorted(starts, terms, idf, n_words, unit)
+
+
+def sort_terms(starts: NDArray[np.int64], terms: NDArray[np.int32]) -> None:
+    """Sort the terms of each text in place.
+
+    Compiled loops do not sort, because numba takes more than a second to compile `np.sort`.
+    """
+    for begin, end in pairwise(starts.tolist()):
+        terms[begin:end].sort()
+
+
+@njit(cache=True, nogil=True)
+def _weigh_sorted(
+    starts: NDArray[np.int64],
+    terms: NDArray[np.int32],
+    idf: NDArray[np.float32],
+    n_words: int,
+    unit: bool,
+) -> Weights:
+    """Compute `weigh_terms` for terms that are sorted within each text."""
     n_texts = starts.shape[0] - 1
     out_starts = np.zeros(n_texts + 1, np.int64)
     ids = np.empty(terms.shape[0], np.int32)
     weights = np.empty(terms.shape[0], np.float32)
     end = 0
     for text in range(n_texts):
-        sorted_terms = np.sort(terms[starts[text] : starts[text + 1]])
-        first, border, i = end, end, 0
-        while i < sorted_terms.shape[0]:
-            term, count = sorted_terms[i], 0
-            while i < sorted_terms.shape[0] and sorted_terms[i] == term:
+        first, border, i = end, end, starts[text]
+        while i < starts[text + 1]:
+            term, count = terms[i], 0
+            while i < starts[text + 1] and terms[i] == term:
                 count += 1
                 i += 1
             ids[end] = term

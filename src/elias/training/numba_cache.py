@@ -57,9 +57,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _compile_all() -> None:
+    import numpy as np
+
     from elias import EliasConfig, train
     from elias.data.synthetic import synthetic_corpus
+    from elias.training.contrastive import near_groups
 
+    # Begin with the loop that takes longest. The run compiles the loops before it meanwhile.
+    near_groups(np.eye(32, dtype=np.float32), seed=0)
     corpus = synthetic_corpus(n_points=200, n_labels=40)
     config = EliasConfig().override({**_SMALL, "index.kind": "graph"})
     train(corpus, config, device="cpu").predict(["any text"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
@@ -102,45 +103,71 @@ class ParameterUpdate:
 
 
 class _DenseUpdate(ParameterUpdate):
-    """`torch.optim.AdamW` for parameters with dense gradients."""
+    """AdamW for parameters with dense gradients.
+
+    It calls the function behind `torch.optim.AdamW`: the class imports `torch._dynamo`, which takes
+    a second.
+    """
 
     prefix = "dense."
 
     def __init__(self, parameters: Mapping[nn.Parameter, AdamWRates]) -> None:
-        groups: dict[AdamWRates, list[Tensor]] = {}
+        groups: dict[AdamWRates, list[nn.Parameter]] = {}
         for parameter, rates in parameters.items():
             groups.setdefault(rates, []).append(parameter)
         self.parameters = [p for group in groups.values() for p in group]
-        self._rates = list(groups)
-        params = [
-            {"params": group, "weight_decay": rates.decay, "eps": rates.eps}
-            for rates, group in groups.items()
-        ]
-        self._adamw = torch.optim.AdamW(params, betas=BETAS, fused=True)
+        self._groups = groups
+        self._moments: dict[Tensor, dict[str, Tensor]] = {}
+        """Number of steps and moments of each parameter that has had a gradient."""
 
     def sum_gradients(self, world: World) -> None:
         sum_gradients(world, self.parameters)
 
+    @torch.no_grad()
     def step(self, scale: float) -> None:
-        for group, rates in zip(self._adamw.param_groups, self._rates, strict=True):
-            group["lr"] = rates.lr * scale
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        for rates, group in self._groups.items():
+            gradients = {p: p.grad for p in group if p.grad is not None}
+            for p in gradients:
+                if p not in self._moments:
+                    self._moments[p] = {
+                        "step": torch.zeros((), device=p.device),
+                        "exp_avg": torch.zeros_like(p),
+                        "exp_avg_sq": torch.zeros_like(p),
+                    }
+                p.grad = None
+            moments = [self._moments[p] for p in gradients]
+            adamw(
+                list(gradients),
+                list(gradients.values()),
+                [moment["exp_avg"] for moment in moments],
+                [moment["exp_avg_sq"] for moment in moments],
+                [],
+                [moment["step"] for moment in moments],
+                fused=True,
+                amsgrad=False,
+                beta1=rates.beta1,
+                beta2=rates.beta2,
+                lr=rates.lr * scale,
+                weight_decay=rates.decay,
+                eps=rates.eps,
+                maximize=False,
+            )
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
-        for i, moments in self._adamw.state_dict()["state"].items():
-            state |= add_prefix(f"{i}.", moments)
+        for i, parameter in enumerate(self.parameters):
+            state |= add_prefix(f"{i}.", self._moments.get(parameter, {}))
         return state
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
         del scales
-        by_parameter: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            index, _, moment = name.partition(".")
-            by_parameter.setdefault(int(index), {})[moment] = tensor
-        groups = self._adamw.state_dict()["param_groups"]
-        self._adamw.load_state_dict({"state": by_parameter, "param_groups": groups})
+        self._moments = {}
+        for i, parameter in enumerate(self.parameters):
+            moments = strip_prefix(f"{i}.", state)
+            if moments:
+                self._moments[parameter] = {
+                    name: moment.to(parameter.device, copy=True) for name, moment in moments.items()
+                }
 
 
 class _RowUpdate(ParameterUpdate):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
+from elias.kernels.cpu.matmul import torch_threads
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -58,20 +59,13 @@ _STEPS_PER_CHECK = 50  # on a GPU; each check of the losses waits for the GPU
 _MAX_NAMED_POINTS = 10
 
 
-@contextmanager
-def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
+def torch_on_one_thread(model: EliasModel) -> AbstractContextManager[None]:
     """Limit torch to one thread unless the encoder is a transformer.
 
     A bag encoder mostly runs in numba kernels, and torch runs only small operations. Several
     threads would slow these operations down, and their sums would depend on the number of threads.
     """
-    n_threads = torch.get_num_threads()
-    if model.encoder.uses_numba:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(n_threads)
+    return torch_threads(1) if model.encoder.uses_numba else nullcontext()
 
 
 @contextmanager

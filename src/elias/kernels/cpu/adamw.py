@@ -43,14 +43,12 @@ def adamw_dense(
         plain.adamw_dense(weight, mean, variance, gradient, step, rates)
         return
     fades = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
-    _adamw_rows(
-        weight.detach().numpy(),
-        mean.numpy(),
-        variance.numpy(),
-        np.arange(len(weight)),
-        gradient.contiguous().numpy(),
-        np.zeros(len(weight), dtype=np.int64),  # every row uses the only column of fades
-        np.array(fades, dtype=np.float32).reshape(3, 1),
+    _adamw_row(  # all rows have the same factors, so the table can be one row
+        weight.detach().view(-1).numpy(),
+        mean.view(-1).numpy(),
+        variance.view(-1).numpy(),
+        gradient.contiguous().view(-1).numpy(),
+        np.array(fades, dtype=np.float32),
         _step_rates(step, rates),
     )
 
@@ -85,18 +83,17 @@ def _adamw_rows(
     Fastmath is off: with it, a freshly compiled loop and the same loop loaded from numba's cache
     could round differently.
     """
-    rate, floor, new1, new2, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
-    dim = weight.shape[1]
     for i in prange(touched.shape[0]):
         row = touched[i]
-        fade1 = fades[0, skipped[i]]
-        fade2 = fades[1, skipped[i]]
-        shrink = fades[2, skipped[i]]
-        w = weight[row]
-        m = mean[row]
-        v = variance[row]
-        g = grad[i]
-        for d in range(dim):
-            m[d] = fade1 * m[d] + new1 * g[d]
-            v[d] = fade2 * v[d] + new2 * g[d] * g[d]
-            w[d] = shrink * w[d] - rate * m[d] / (np.sqrt(v[d] * correction) + floor)
+        _adamw_row(weight[row], mean[row], variance[row], grad[i], fades[:, skipped[i]], rates)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _adamw_row(w: Array, m: Array, v: Array, g: Array, fades: Array, rates: Array) -> None:
+    """Update one row. ``fades`` holds its decay factors, and ``rates`` is as in `_adamw_rows`."""
+    rate, floor, new1, new2, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
+    fade1, fade2, shrink = fades[0], fades[1], fades[2]
+    for d in range(w.shape[0]):
+        m[d] = fade1 * m[d] + new1 * g[d]
+        v[d] = fade2 * v[d] + new2 * g[d] * g[d]
+        w[d] = shrink * w[d] - rate * m[d] / (np.sqrt(v[d] * correction) + floor)

@@ -215,7 +215,7 @@ def _all_negatives(z: Array, bias: Array, scale: np.float32, losses: Array, sums
         sums[k] += z[k]
 
 
-@njit(parallel=True, cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _every_label_bce(
     z: Array, bias: Array, positives: Array, scale: np.float32, sums: Array
 ) -> float:
@@ -230,8 +230,7 @@ def _every_label_bce(
         for label in positives[row]:
             if 0 <= label < n_labels:
                 total -= np.float64(z[row, label] + bias[label])
-    for block in prange((n_labels + _LABELS_PER_BLOCK - 1) // _LABELS_PER_BLOCK):
-        first = block * _LABELS_PER_BLOCK
+    for first in range(0, n_labels, _LABELS_PER_BLOCK):
         part = slice(first, min(first + _LABELS_PER_BLOCK, n_labels))
         for row in range(n_rows):
             _all_negatives(z[row, part], bias[part], scale, losses[part], sums[part])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
-from numba import get_num_threads
 from torch import Tensor
 
 _LARGE = 2**24  # number of multiplications; smaller products are fast enough in float32
@@ -28,17 +29,21 @@ def use_bfloat16(n_multiplications: int) -> bool:
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left @ right`` of float32 matrices, without a gradient.
 
-    A large product runs on all of numba's threads. It rounds both factors and the result to
-    bfloat16 if `has_bfloat16`, which takes a third of the time. Sums are accumulated in float32.
+    A large product rounds both factors and the result to bfloat16 if `has_bfloat16`, which takes a
+    third of the time. Sums are accumulated in float32.
     """
     left, right = left.detach(), right.detach()
-    if left.shape[0] * right.numel() < _LARGE:
-        return left @ right
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(get_num_threads())
+    if use_bfloat16(left.shape[0] * right.numel()):
+        return (left.bfloat16() @ right.bfloat16()).float()
+    return left @ right
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads for this thread, and for threads that start meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        if has_bfloat16():
-            return (left.bfloat16() @ right.bfloat16()).float()
-        return left @ right
+        yield
     finally:
-        torch.set_num_threads(n_threads)
+        torch.set_num_threads(before)

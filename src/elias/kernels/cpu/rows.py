@@ -358,7 +358,15 @@ def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, A
     for i in ids:
         if i < n_ids:
             counts[i] += 1
-    touched = np.flatnonzero(counts)
+    n_touched = ZERO
+    for count in counts:
+        n_touched += count > 0
+    touched = np.empty(n_touched, dtype=np.int64)  # numba takes long to compile np.flatnonzero
+    n_touched = ZERO
+    for i in range(n_ids):
+        if counts[i] > 0:
+            touched[n_touched] = i
+            n_touched += 1
     starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
     slots = counts  # where the next occurrence of each touched id is written
     for i, touched_id in enumerate(touched):

@@ -5,13 +5,15 @@ import pytest
 import torch
 
 from elias.kernels import (
+    adamw_dense,
     bag_sum,
-    every_label_bce,
     expand_beam,
     label_logits,
     path_log,
     shortlist_bce,
 )
+from elias.kernels.adamw_state import AdamWRates
+from elias.kernels.one_vs_all_loss import every_label_loss
 
 N_LABELS, N_CLUSTERS, N_EDGES, WIDTH = 300, 12, 40, 20
 
@@ -47,9 +49,24 @@ def step():
     loss.backward()
     tables = (words.grad, clusters.grad, edges.grad, weight.grad, bias.grad)
     parts = (loss.detach(), *(part.to_dense() for part in tables))
-    many = torch.randn(3000, WIDTH)  # several blocks of labels
-    every_label = every_label_bce(embedding.detach(), many, torch.randn(3000), wanted, 0.5)
-    return [expansion.labels, expansion.wanted_paths, *parts, *every_label]
+    return [expansion.labels, expansion.wanted_paths, *parts, *every_label_step(embedding, wanted)]
+
+
+def every_label_step(embedding, wanted):
+    """The loss over every label, its gradient of φ, and the classifiers that it updates."""
+    embedding = embedding.detach().requires_grad_()
+    weight, bias, states = torch.randn(700, WIDTH), torch.randn(700), torch.zeros(2, 700, WIDTH)
+    rates = AdamWRates(0.1, 0.9, 0.999, 1e-8, 0.01)
+
+    def update(first, gradient, _):
+        rows = slice(first, first + len(gradient))
+        adamw_dense(weight[rows], *states[:, rows], gradient, step=1, rates=rates)
+
+    loss = every_label_loss(
+        embedding, weight, bias, wanted, scale=0.5, update=update, chunk_size=50
+    )
+    loss.backward()
+    return loss.detach(), embedding.grad, weight, *states
 
 
 def test_a_step_has_the_same_bits_with_one_thread_and_with_two():
