@@ -84,6 +84,20 @@ def test_scores_of_labels_added_earlier_stay_equal_to_the_bit(larger, corpus):
             assert known_scores(after, 32) == known_scores(before, 32)
 
 
+def test_scores_of_an_ensemble_stay_equal_to_the_bit(model, corpus):
+    other = train(corpus, EliasConfig().override(SETTINGS | {"seed": 1}), device="cpu")
+    ensemble, texts = model.joined_by([other], model.config), corpus.test.texts
+    words = sorted({word for text in texts for word in text.split()})
+    larger = ensemble.add_labels([f"{word} eel" for word in words])
+
+    before = ensemble.predict(texts, top_k=30)
+    for top_k in (5, 100):
+        after = known_scores(larger.predict(texts, top_k=top_k), 30)
+
+        for old, new in zip(known_scores(before, 30), after, strict=True):
+            assert new.items() <= old.items()
+
+
 def test_unlikely_added_labels_seldom_replace_those_that_the_ranker_has_ranked(model, corpus):
     unlikely = model.add_labels(LabelTable(tuple(f"unknown{i} thing{i}" for i in range(50))))
 
