@@ -89,6 +89,7 @@ _COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts for estimates about all texts
 _MIN_SINGLE = 10  # labels with one training point needed to estimate labels with none
+_MIN_HELD_OUT = 10  # labels with only held-out points, for them to be predicted
 _MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
@@ -346,7 +347,7 @@ class Trainer:
             logger.warning("%s", hint)
         of_all = f"of {len(is_empty):,} labels have"
         if is_unseen.any():
-            message = "%s %s no training points and are predicted by their names"
+            message = "%s %s no training points and can only be predicted by their names"
             n_tested = 0
             if "test_size" in self.corpus.reading and "test" in self.splits:
                 n_tested = is_unseen[np.unique(self.splits["test"].labels.indices)].sum()
@@ -355,7 +356,7 @@ class Trainer:
                 message += "--test-size 0 trains on all points"
             logger.warning(message, f"{is_unseen.sum():,}", of_all)
         if n_held_out:
-            message = "%s %s only held-out points and are predicted by their names and these points"
+            message = "%s %s only held-out points, so training does not see them"
             logger.info(message, f"{n_held_out:,}", of_all)
         if n_earlier:
             message = "%s %s no training points and keep the classifiers of the initial model"
@@ -919,11 +920,14 @@ class Trainer:
         """Return the labels that are scored by their texts instead of the index.
 
         These labels have no training points. The examples of a label that has only held-out points
-        are these points, so it is never predicted for held-out points. If a model is trained
+        are these points, so it is never predicted for held-out points. Fewer than `_MIN_HELD_OUT`
+        of them are not worth the time that they would cost each prediction. If a model is trained
         further, its new labels with fewer than `INDEXED_POINTS` points are included, with these
         points as examples.
         """
-        splits = {"train": self.is_beside, "validation": self.is_held_out}
+        splits = {"train": self.is_beside}
+        if self.is_held_out.sum() >= _MIN_HELD_OUT:
+            splits["validation"] = self.is_held_out
         parts = (self._part_beside(model, name, labels) for name, labels in splits.items())
         added = [part for part in parts if part is not None]
         if not added:

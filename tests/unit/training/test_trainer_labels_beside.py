@@ -75,3 +75,14 @@ def test_new_texts_get_them(trained):
     for label in held_out.tolist():
         name = points.label_names[label]
         assert model.predict(f"the {name} of today", top_k=5).labels.count(name) == 1
+
+
+@pytest.mark.parametrize(("n_labels", "predicted"), [(9, False), (10, True)])
+def test_a_few_are_not_worth_the_time(trained, monkeypatch, n_labels, predicted):
+    trainer, model, _ = trained
+    few = np.cumsum(trainer.is_held_out) <= n_labels
+    monkeypatch.setattr(trainer, "is_held_out", trainer.is_held_out & few)
+
+    added = trainer._labels_beside(model)
+
+    assert (added is not None) == predicted

@@ -111,6 +111,6 @@ def test_points_that_elias_drew_for_the_test_split_are_named_as_the_cause(caplog
     train(corpus, EliasConfig().override(SMALL), device="cpu")
 
     (warning,) = (line for line in caplog.messages if "no training points" in line)
-    assert warning.startswith("12 of 61 labels have no training points and are predicted by their")
+    assert warning.startswith("12 of 61 labels have no training points and can only be predicted")
     remedy = "; the points of 12 are in the test split: --test-size 0 trains on all points"
     assert warning.endswith(remedy) == drawn
