@@ -22,7 +22,7 @@ def larger(run, tmp_path_factory):
         *("--out", folder / "larger"),
     )
     assert result.code == 0, result.err
-    assert "added 2 labels" in result.err
+    assert "added 2 labels with 2 examples" in result.err
     return folder / "larger"
 
 
@@ -46,6 +46,17 @@ def test_labels_are_added_in_the_language_and_encoding_that_are_chosen(run, tmp_
 
     assert result.code == 0, result.err
     assert "hareng fumé" in elias("labels", "list", tmp_path / "larger").out
+
+
+def test_known_labels_of_a_whole_vocabulary_are_skipped(larger, tmp_path):
+    (tmp_path / "all.csv").write_text(TABLE + "u:3,eel,,\n")
+
+    result = elias(
+        *("labels", "add", larger, tmp_path / "all.csv", "--out", tmp_path / "out", "--skip-known")
+    )
+
+    assert result.code == 0, result.err
+    assert "added 1 label in" in result.err
 
 
 def test_labels_are_listed_with_their_examples(larger):

@@ -141,13 +141,27 @@ def test_labels_are_added_one_after_the_other(model, larger):
     ("labels", "examples", "problem"),
     [
         (["red herring"], None, "already has 1 of the 1 labels, such as 'red herring'"),
+        (LabelTable(("new name",), ids=("u:1",)), None, "such as 'u:1'; remove them"),
         (["a", "a"], None, "'a' is given twice"),
+        (["a", " "], None, "the name ' ' is empty"),
+        (["a"], {"a": "text"}, "examples of 'a' are a single text"),
+        (["a"], {"a": [3]}, r"examples\['a'\]\[0\] is int, not a string"),
+        (["a"], ["text"], "the examples are list; give a corpus"),
         (["a"], {"b": ["text"]}, "'b', which is not a label of the table"),
     ],
 )
 def test_labels_that_cannot_be_added_are_refused(larger, labels, examples, problem):
     with pytest.raises(DataError, match=problem):
         larger.add_labels(labels, examples)
+
+
+def test_labels_that_the_model_has_can_be_skipped(larger):
+    table = LabelTable(("kippers", "eel", "tin opener"), ids=("u:1", "u:3", "u:2"))
+
+    again = larger.add_labels(table, skip_known=True)
+
+    assert list(again.label_names[31:]) == ["tin opener", "eel"]
+    assert larger.add_labels(NEW, skip_known=True).n_labels == 32
 
 
 def test_only_and_without_apply_to_added_labels(larger):
@@ -195,6 +209,17 @@ def test_a_renamed_label_keeps_its_scores_and_its_old_name_as_a_synonym(larger, 
     assert renamed.label_table.synonyms[31] == ("tin opener",)
     np.testing.assert_array_equal(old.ids, new.ids)
     assert renamed.predict("a can opener", only=NEW.take([0]).names).labels == ["red herring"]
+
+
+def test_a_label_does_not_get_the_name_of_another_label(larger):
+    with pytest.raises(DataError, match="label 30 is already called 'red herring'; merge"):
+        larger.rename_label(3, "red herring")
+    with pytest.raises(DataError, match="not a string"):
+        larger.rename_label(3, 7)
+
+    homonym = larger.rename_label("tin opener", "red herring")
+
+    assert homonym.label_table.ids[30:] == ("u:1", "u:2")
 
 
 def test_removed_labels_are_not_predicted_and_others_keep_their_scores(larger, corpus):
