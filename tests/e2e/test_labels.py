@@ -7,6 +7,7 @@ import pytest
 from e2e.commands import SMALL, elias
 from e2e.servers import live
 from elias import Elias, EliasClassifier
+from elias.errors import DataError
 
 TABLE = "id,name,synonyms,description\nu:1,red herring,kipper,A smoked fish\nu:2,tin opener,,\n"
 
@@ -157,3 +158,6 @@ def test_partial_fit_adds_new_classes():
     (best,) = classifier.predict_topk(["strong drink"], k=4)
     assert best.index("drink") < best.index("wine")
     assert classifier.predict(["strong drink"]).shape == (1, 4)
+    for labels, classes, problem in ((["x", 6], None, "sorted"), ([], "eel", "a list of labels")):
+        with pytest.raises(DataError, match=problem):
+            classifier.partial_fit(["a text"], [labels], classes=classes)

@@ -60,7 +60,7 @@ def add_labels(
         first = table.id(repeated[0]) or table[repeated[0]]
         raise DataError(
             f"the model already has {len(repeated)} of the {len(table)} labels, such as "
-            f"{first!r}; remove them from the table, or skip them (--skip-known)"
+            f"{first!r}; remove them, or pass skip_known=True (--skip-known)"
         )
     keys = Counter(key or name for name, key, *_ in table.rows())
     twice = next((key for key, count in keys.items() if count > 1), None)
