@@ -84,6 +84,22 @@ def test_scores_of_labels_added_earlier_stay_equal_to_the_bit(larger, corpus):
             assert known_scores(after, 32) == known_scores(before, 32)
 
 
+def test_scores_of_added_labels_stay_equal_to_the_bit_when_another_is_edited(model, corpus):
+    rng = np.random.default_rng(0)
+    words = sorted({word for text in corpus.train.texts for word in text.split()})[:40]
+    names = sorted({" ".join(rng.choice(words, 4, replace=False)) for _ in range(100)})
+    larger = model.add_labels(names)
+    edited = larger.rename_label(names[0], "another name").remove_labels([names[1]])
+    texts = [" ".join(rng.choice(words, 12, replace=False)) for _ in range(30)]
+
+    before, after = (m.predict(texts, top_k=140, component="rerank") for m in (larger, edited))
+
+    for old, new in zip(before, after, strict=True):
+        scores = dict(zip(new.labels, new.scores, strict=True))
+        for name, score in zip(old.labels, old.scores, strict=True):
+            assert name in names[:2] or scores[name] == score
+
+
 def test_scores_of_an_ensemble_stay_equal_to_the_bit(model, corpus):
     other = train(corpus, EliasConfig().override(SETTINGS | {"seed": 1}), device="cpu")
     ensemble, texts = model.joined_by([other], model.config), corpus.test.texts
