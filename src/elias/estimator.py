@@ -156,8 +156,10 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if not isinstance(texts, list):
             raise DataError("partial_fit needs texts, but X has features; give X as texts")
         _check_lengths(len(texts), len(sets))
+        if isinstance(classes, str):
+            raise DataError(f"classes is {classes!r}; give a list of labels: [{classes!r}]")
         known = set(self.classes_.tolist())
-        new = sorted(set().union(*sets, classes or ()) - known)
+        new = _sorted_labels(set().union(*sets, [] if classes is None else classes) - known)
         if not new:
             return self
         examples = {
@@ -282,14 +284,19 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
         return matrix, np.array(getattr(y, "columns", range(matrix.shape[1])))
     sets = _label_sets(y)
     binarizer = MultiLabelBinarizer(sparse_output=True)
-    try:
-        matrix = csr_matrix(binarizer.fit_transform(sets), dtype=np.float32)
-    except TypeError as error:
-        raise DataError(f"labels cannot be sorted ({error}); use strings only") from error
+    _sorted_labels(set().union(*sets))  # raises an error if they cannot be sorted
+    matrix = csr_matrix(binarizer.fit_transform(sets), dtype=np.float32)
     if not matrix.nnz:
         raise DataError("no text has a label; check y")
     matrix.sort_indices()
     return matrix, binarizer.classes_
+
+
+def _sorted_labels(labels: set[Any]) -> list[Any]:
+    try:
+        return sorted(labels)
+    except TypeError as error:
+        raise DataError(f"labels cannot be sorted ({error}); use strings only") from error
 
 
 def _label_sets(y: Any) -> list[set[Any]]:

@@ -7,6 +7,7 @@ import pytest
 from e2e.commands import SMALL, elias
 from e2e.servers import live
 from elias import Elias, EliasClassifier
+from elias.errors import DataError
 
 TABLE = "id,name,synonyms,description\nu:1,red herring,kipper,A smoked fish\nu:2,tin opener,,\n"
 
@@ -22,7 +23,7 @@ def larger(run, tmp_path_factory):
         *("--out", folder / "larger"),
     )
     assert result.code == 0, result.err
-    assert "added 2 labels" in result.err
+    assert "added 2 labels with 2 examples" in result.err
     return folder / "larger"
 
 
@@ -46,6 +47,17 @@ def test_labels_are_added_in_the_language_and_encoding_that_are_chosen(run, tmp_
 
     assert result.code == 0, result.err
     assert "hareng fumé" in elias("labels", "list", tmp_path / "larger").out
+
+
+def test_known_labels_of_a_whole_vocabulary_are_skipped(larger, tmp_path):
+    (tmp_path / "all.csv").write_text(TABLE + "u:3,eel,,\n")
+
+    result = elias(
+        *("labels", "add", larger, tmp_path / "all.csv", "--out", tmp_path / "out", "--skip-known")
+    )
+
+    assert result.code == 0, result.err
+    assert "added 1 label in" in result.err
 
 
 def test_labels_are_listed_with_their_examples(larger):
@@ -146,3 +158,6 @@ def test_partial_fit_adds_new_classes():
     (best,) = classifier.predict_topk(["strong drink"], k=4)
     assert best.index("drink") < best.index("wine")
     assert classifier.predict(["strong drink"]).shape == (1, 4)
+    for labels, classes, problem in ((["x", 6], None, "sorted"), ([], "eel", "a list of labels")):
+        with pytest.raises(DataError, match=problem):
+            classifier.partial_fit(["a text"], [labels], classes=classes)

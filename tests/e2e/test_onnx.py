@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from e2e.commands import SOURCE, elias
 from elias.config import EliasConfig, EncoderConfig
 from elias.errors import DataError, ModelError
-from elias.inference.edit_model import prune_edges
+from elias.inference.edit_model import copy_with, prune_edges
 from elias.inference.predictor import Elias
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
@@ -68,6 +69,14 @@ def whole(encoder, graph=None, *, alpha=4.0, beam=3, shortlist=10):
     return Elias(model.eval(), config, [f"label {i}" for i in range(N_LABELS)])
 
 
+def with_unseen(model):
+    """A model with labels of the index and an added one that are scored by their vectors."""
+    larger = model.add_labels(["red herring", "new"])
+    parts = larger.add_labels(["sea cod", "seven", "tape"]).added
+    labels, offset = np.array([40, 41, 3, 3, 17]), np.float32([0, 0, 2, 3, 4])
+    return copy_with(larger, added=replace(parts, labels=labels, offset=offset))
+
+
 def agree(exported, model, texts, top_k):
     """Check what the issue asks for: the same ids but for near ties, scores to 1e-5."""
     expected = model.predict(texts, top_k=top_k, component=model.components[0])
@@ -88,6 +97,7 @@ CASES = {
     "bag, few of many": lambda _: whole(bag(), graph_of(), shortlist=2),
     "bag, pruned": lambda _: prune_edges(whole(bag(), graph_of()), threshold=0.25)[0],
     "bag, added labels": lambda _: whole(bag(), graph_of()).add_labels(["red herring", "new"]),
+    "bag, labels without points": lambda _: with_unseen(whole(bag(), graph_of())),
     "bag, one-vs-all": lambda _: whole(bag(), shortlist=40),
     "transformer": lambda folder: whole(bert(folder), graph_of()),
     "transformer, first token, narrowed": lambda folder: whole(

@@ -68,6 +68,9 @@ def add(
         Path | None, Option(metavar="DATA", help="Corpus with example texts of the new labels.")
     ] = None,
     out: NewModel,
+    skip_known: Annotated[
+        bool, Option("--skip-known", help="Leave out labels that the model has already.")
+    ] = False,
     reading: options.CorpusOptions,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -78,9 +81,14 @@ def add(
     if examples is not None:
         corpus = reading.read(examples, test_size=0)
     start = time.monotonic()
-    larger = loaded.add_labels(labels, corpus)
+    larger = loaded.add_labels(labels, corpus, skip_known=skip_known)
     seconds = time.monotonic() - start
-    note = f"added {len(labels):,} labels in {seconds:.1f} s; the model has {larger.n_labels:,}"
+    count = larger.n_labels - loaded.n_labels
+    what = f"{count:,} label{'s' * (count != 1)}"
+    if corpus is not None and count:
+        assert larger.added is not None
+        what += f" with {larger.added.n_examples[-count:].sum():,} examples"
+    note = f"added {what} in {seconds:.1f} s; the model has {larger.n_labels:,}"
     _save(larger, out, note, overwrite=overwrite)
 
 
@@ -130,7 +138,7 @@ def remove(
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     smaller = loaded.remove_labels(parse_labels(labels, loaded.label_names))
     count = loaded.n_labels - smaller.n_labels
-    note = f"removed {count:,} labels; the model has {smaller.n_labels:,}"
+    note = f"removed {count:,} label{'s' * (count != 1)}; the model has {smaller.n_labels:,}"
     _save(smaller, out, note, overwrite=overwrite)
 
 

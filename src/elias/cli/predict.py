@@ -18,6 +18,7 @@ from elias import progress
 from elias.cli import console, options
 from elias.cli.torchrun import follow_predict, join_world, shared_predict
 from elias.errors import DataError, escape_controls
+from elias.labels import LabelTable
 
 if TYPE_CHECKING:
     from elias.data.load import TextRow
@@ -271,8 +272,8 @@ def stdin_lines() -> Iterator[str]:
 def parse_labels(values: Sequence[str], names: Sequence[str]) -> list[str | int]:
     """Return the labels given on the command line as names or label numbers.
 
-    A number is a label number, unless a label has that name. ``@FILE`` reads labels from a file,
-    one per line.
+    A number is a label number, unless a label has that name or id. ``@FILE`` reads labels from a
+    file, one per line.
 
     >>> parse_labels(["fish", "1"], ["fish", "law"])
     ['fish', 1]
@@ -288,5 +289,5 @@ def parse_labels(values: Sequence[str], names: Sequence[str]) -> list[str | int]
         if not lines:
             raise DataError(f"{value[1:]}: is empty; write one label per line")
         labels += lines
-    known = set(names)
+    known = {*names, *(LabelTable.of(names).ids or ())}
     return [int(label) if label not in known and label.isdecimal() else label for label in labels]

@@ -18,7 +18,7 @@ import torch
 from scipy.sparse import csr_matrix, identity, vstack
 
 from elias.data.corpus import Corpus, Split
-from elias.errors import ConfigError, DataError, ModelError
+from elias.errors import ConfigError, DataError, ModelError, check_strings
 from elias.labels import LabelTable
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.graph import edges_above, pruned_graph, relabel_graph, strongest_edges_of
@@ -53,19 +53,19 @@ def add_labels(
         raise ModelError(
             "labels cannot be added to a model divided among processes; load it in one process"
         )
+    _check_names(table)
     known = elias.label_table.match(table)
-    repeated = [name for name, match in zip(table, known, strict=True) if match is not None]
+    repeated = [label for label, match in enumerate(known) if match is not None]
     if repeated:
+        first = table.id(repeated[0]) or table[repeated[0]]
         raise DataError(
             f"the model already has {len(repeated)} of the {len(table)} labels, such as "
-            f"{repeated[0]!r}; remove them from the table"
+            f"{first!r}; remove them, or pass skip_known=True (--skip-known)"
         )
     keys = Counter(key or name for name, key, *_ in table.rows())
     twice = next((key for key, count in keys.items() if count > 1), None)
     if twice is not None:
         raise DataError(f"the label {twice!r} is given twice; give each label once")
-    if not len(table):
-        return elias
     labels = elias.label_table + table
     if example_labels is None:
         example_labels = csr_matrix((len(examples), len(table)), dtype=np.float32)
@@ -79,6 +79,16 @@ def add_labels(
         return copy_with(member, label_names=labels, added=added)
 
     return _each_member(elias, add)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    check_strings("names", names)
+    empty = next((name for name in names if not name.strip()), None)
+    if empty is not None:
+        raise DataError(
+            f"the name {empty!r} is empty; give the label a name with at least one character that "
+            "is not a space"
+        )
 
 
 def labels_beside(
@@ -124,6 +134,12 @@ def example_texts(
     if examples is None:
         return [], csr_matrix((0, len(table)), dtype=np.float32)
     if isinstance(examples, Mapping):
+        for name, of_label in examples.items():
+            if isinstance(of_label, str):
+                raise DataError(
+                    f"the examples of {name!r} are a single text; put it in a list: [text]"
+                )
+            check_strings(f"examples[{name!r}]", of_label)
         pairs = [(name, text) for name, texts in examples.items() for text in texts]
         columns = table.match([name for name, _ in pairs])
         unknown = next(
@@ -139,6 +155,11 @@ def example_texts(
             shape=(len(pairs), len(table)),
         )
         return [text for _, text in pairs], labels
+    if not isinstance(examples, Corpus | Split):
+        raise DataError(
+            f"the examples are {type(examples).__name__}; give a corpus (elias.load_corpus), or a "
+            "dictionary from names of labels to lists of texts"
+        )
     splits = [examples] if isinstance(examples, Split) else list(examples.splits.values())
     if isinstance(examples, Corpus):
         matches = table.match(examples.label_names)
@@ -170,13 +191,17 @@ def example_texts(
 
 def rename_label(elias: Elias, label: int, name: str) -> Elias:
     """Return a model in which a label has another name. The old name becomes a synonym."""
-    if not name.strip():
-        raise DataError(
-            f"the new name {name!r} is empty; give the label a name with at least one character "
-            "that is not a space"
-        )
+    _check_names([name])
     table = elias.label_table
-    old_name, key, synonyms, *rest = list(table.rows())[label]
+    rows = list(table.rows())
+    old_name, key, synonyms, *rest = rows[label]
+    for other, (other_name, other_key, *_) in enumerate(rows):
+        has_own_id = key and other_key and key != other_key
+        if other != label and other_name == name and not has_own_id:
+            raise DataError(
+                f"label {other} is already called {name!r}; merge the two labels, or choose "
+                "another name"
+            )
     others = tuple(dict.fromkeys(s for s in (*synonyms, old_name) if s != name))
     labels = _with_row(table, label, (name, key, others, *rest))
     return _each_member(elias, lambda member: copy_with(member, label_names=labels))

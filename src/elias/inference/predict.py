@@ -84,6 +84,9 @@ class SearchOptions:
     """Also return the embeddings φ(x). `search` ignores this with CUDA graphs or a sharded W_L."""
     every_cluster: bool = False
     """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
+    room_for_added: bool = False
+    """Return up to ``top_k`` added labels besides the ``top_k`` others. An ensemble needs this: a
+    label that added ones displace in one member would have a lower mean score."""
 
 
 def predict(
@@ -122,7 +125,7 @@ def predict(
                 return world.rank0_first(partial(tokens_of, member)).part(rows)
 
     if ENSEMBLE in components:
-        wide = replace(options, top_k=max(options.top_k, MERGED_LABELS))
+        wide = replace(options, top_k=max(options.top_k, MERGED_LABELS), room_for_added=True)
         names = [model.last_alone, *(name for name in components if name != ENSEMBLE)]
         predictions = predict_member(model, inputs, names, wide, own_tokens, searched)
         last = [predictions[model.last_alone]]
@@ -343,7 +346,9 @@ def join_added(
         known = predictions.among(member.label_names)
         ids = np.where(ids < 0, known.n_labels, ids)
         best = replace(known, ids=ids, scores=_as_scores(member, probabilities, name))
-        width = min(options.top_k, known.ids.shape[1] + ids.shape[1])
+        width = known.ids.shape[1] + ids.shape[1]
+        if not options.room_for_added:
+            width = min(options.top_k, width)
         if width == known.ids.shape[1] and not (best.scores >= known.scores[:, -1:]).any():
             joined[name] = known  # no added label is good enough
         else:

@@ -297,6 +297,8 @@ class Elias:
         self,
         labels: str | Path | LabelTable | Any,
         examples: Corpus | Split | Mapping[str, Sequence[str]] | None = None,
+        *,
+        skip_known: bool = False,
     ) -> Elias:
         """Return a model with additional labels, without training it again.
 
@@ -308,9 +310,12 @@ class Elias:
             labels: Names, or a table of labels (see `elias.load_label_table`).
             examples: Example texts of the new labels: a corpus, whose labels are matched by id or
                 name, or a dictionary from names of labels to lists of texts.
+            skip_known: Leave out labels that the model has already, for example those of a whole
+                vocabulary.
 
         Raises:
-            DataError: If the model has one of the labels already, or a label is given twice.
+            DataError: If the model has one of the labels already, a label is given twice, or a name
+                is empty.
 
         Example:
             >>> from elias import EliasConfig, train
@@ -323,6 +328,11 @@ class Elias:
             (31, True)
         """
         table = load_label_table(labels)
+        if skip_known:
+            known = self.label_table.match(table)
+            table = table.take(label for label, match in enumerate(known) if match is None)
+        if not len(table):
+            return self
         texts, relevance = edit_model.example_texts(table, examples)
         return edit_model.add_labels(self, table, texts, relevance)
 

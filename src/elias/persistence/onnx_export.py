@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -95,12 +94,15 @@ def export_onnx(
     else:
         tokenizer = encoder.tokenizer.to_str()
         entry = {"kind": TRANSFORMER, "tokenizer": tokenizer, "pad_id": encoder.pad_id}
-    n_ranked = min(sizes.shortlist_size, model.n_labels) + elias.n_labels - model.n_labels
+    n_ranked = min(sizes.shortlist_size, model.n_labels)
+    if elias.added is not None:
+        n_ranked = min(n_ranked + len(elias.added), elias.n_labels)
     width = min(top_k or TOP_K, n_ranked)
     labels = list(elias.label_names)
     metadata = {"format": FORMAT, "encoder": entry, "labels": labels, "top_k": width}
     # export a copy, so that the model keeps its device and mode
-    graph = _Graph(copy.deepcopy(model).cpu().float().eval(), sizes, width, elias.added)
+    whole = copy.deepcopy(model).cpu().float().eval()
+    graph = _Graph(whole, sizes, elias.n_labels, width, elias.added)
     ids = torch.zeros((2, 3), dtype=torch.int64)  # example input: two texts with three tokens each
     shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     with staged_file(path) as staged, _quiet():
@@ -136,23 +138,27 @@ class _Graph(nn.Module):
 
     edge_log: Tensor
     added: Tensor
+    added_labels: Tensor
     background: Tensor
+    offset: Tensor
 
     @torch.no_grad()
     def __init__(
-        self, model: EliasModel, sizes: SearchSizes, top_k: int, added: AddedLabels | None
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        n_labels: int,
+        top_k: int,
+        added: AddedLabels | None,
     ) -> None:
         super().__init__()
-        vectors = np.zeros((0, model.encoder.dim), dtype=np.float32)
-        background = np.zeros((0, 2), dtype=np.float32)
-        if added is not None:  # leave out labels of the index, which the search ranks
-            new = added.labels >= model.n_labels
-            order = np.flatnonzero(new)[np.argsort(added.labels[new], kind="stable")]
-            vectors, background = added.vectors[order], added.background[order]
-        self.register_buffer("added", torch.from_numpy(vectors))
-        self.register_buffer("background", torch.from_numpy(background))
-        self.n_labels = model.n_labels + len(vectors)
-        self.model, self.top_k = model, top_k
+        self.with_added = added is not None
+        if added is not None:
+            self.register_buffer("added", torch.from_numpy(added.vectors))
+            self.register_buffer("added_labels", torch.from_numpy(added.labels))
+            self.register_buffer("background", torch.from_numpy(added.background))
+            self.register_buffer("offset", torch.from_numpy(added.offset))
+        self.model, self.n_labels, self.top_k = model, n_labels, top_k
         self.beam_size = min(sizes.beam_size, model.graph.n_clusters)
         self.shortlist_size = min(sizes.shortlist_size, model.n_labels)
         self.register_buffer("edge_log", model.graph.unsaturated_log().detach().float())
@@ -160,7 +166,8 @@ class _Graph(nn.Module):
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best labels and their scores p (B, k). An empty slot has label L and score 0.
 
-        Labels outside the index are scored by their embeddings, without comparing words.
+        Added labels are scored by their vectors, without comparing words. A label that the search
+        finds, too, gets the higher of both scores.
         """
         is_bag = isinstance(self.model.encoder, BagEncoder)
         embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)
@@ -169,14 +176,16 @@ class _Graph(nn.Module):
             log_p = _log_sigmoid(_logits(self.model.labels, embedding))
         else:
             labels, log_p = self.search(embedding)
-        if len(self.added):
+        if self.with_added:
             bias, dense = DENSE_RULE
             mean, spread = self.background.T
             similarity = nn.functional.normalize(embedding, dim=1) @ self.added.T
-            similarity = (similarity - mean) / spread
-            new = torch.arange(self.model.n_labels, self.n_labels)
-            labels = torch.cat([labels, new.unsqueeze(0).expand(ids.shape[0], -1)], dim=1)
-            log_p = torch.cat([log_p, _log_sigmoid(bias + dense * similarity)], dim=1)
+            added_log_p = _log_sigmoid(bias + dense * (similarity - mean) / spread + self.offset)
+            added_labels = self.added_labels.unsqueeze(0).expand(ids.shape[0], -1)
+            nothing = torch.full((1, self.n_labels), -math.inf).expand(ids.shape[0], -1)
+            log_p = nothing.scatter_reduce(1, labels, log_p, "amax")
+            log_p = log_p.scatter_reduce(1, added_labels, added_log_p, "amax")
+            labels = torch.arange(self.n_labels).unsqueeze(0).expand(ids.shape[0], -1)
         best = log_p.topk(self.top_k, dim=1)
         ranked = labels.gather(1, best.indices)
         return ranked.masked_fill(best.values == -math.inf, self.n_labels), best.values.exp()

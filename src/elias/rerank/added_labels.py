@@ -206,8 +206,9 @@ class AddedLabels:
         )
         if self.reference is not None:
             featurizer = replace(featurizer, idf=_known_idf(featurizer, self.reference))
-        weights = featurizer.transform(terms)
-        weights.data = featurizer.idf[weights.indices] ** 2
+        # other names beside it reorder the terms of a name, whose rounding errors float64 hides
+        weights = featurizer.transform(terms).astype(np.float64)
+        weights.data = featurizer.idf[weights.indices].astype(np.float64) ** 2
         total = np.asarray(weights.sum(axis=1)).ravel()
         weights.data /= np.repeat(np.maximum(total, 1e-9), np.diff(weights.indptr))
         return featurizer, csr_matrix(weights.T), starts
@@ -215,12 +216,12 @@ class AddedLabels:
     def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the share of a label's best matching name that occurs in each text (n, A)."""
         featurizer, shares, starts = self._terms
-        covered = np.zeros((len(texts), shares.shape[1]), dtype=np.float32)
+        covered = np.zeros((len(texts), shares.shape[1]))
         arrays = (shares.data, shares.indices, shares.indptr)
         first_terms, terms = featurizer.feature_ids(map(words_of, texts))
         sort_terms(first_terms, terms)
         _add_shares(first_terms, terms, arrays, covered)
-        return np.maximum.reduceat(covered, starts, axis=1)
+        return np.maximum.reduceat(covered, starts, axis=1).astype(np.float32)
 
     def probabilities(
         self, embedding: NDArray[np.float32], texts: Sequence[str] | None
@@ -295,8 +296,8 @@ def offset_for_mean(log_odds: NDArray[np.float32], mean: float) -> float:
 def _add_shares(
     starts: NDArray[np.int64],
     terms: NDArray[np.int32],
-    shares: tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]],
-    out: NDArray[np.float32],
+    shares: tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]],
+    out: NDArray[np.float64],
 ) -> None:
     """Write to ``out`` (n, names) the share of each name that occurs in each text.
 

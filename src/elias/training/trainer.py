@@ -993,7 +993,8 @@ class Trainer:
         blocked = None
         if name == "validation" and self.is_held_out.any():
             blocked = torch.from_numpy(self.is_held_out)
-        return SearchOptions(EVALUATED + max_filtered(self.splits[name]), blocked=blocked)
+        top_k = EVALUATED + max_filtered(self.splits[name])
+        return SearchOptions(top_k, blocked=blocked, room_for_added=self._in_ensemble)
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points.

@@ -4,10 +4,17 @@ import pytest
 
 from elias.cli.predict import _print_table, open_file, parse_labels
 from elias.errors import DataError
+from elias.labels import LabelTable
 
 
 def test_a_label_with_a_number_for_its_name_is_meant_by_name():
     assert parse_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
+
+
+def test_a_label_with_a_number_for_its_id_is_meant_by_id():
+    table = LabelTable(("fish", "law"), ids=("1086", "1"))
+
+    assert parse_labels(["1086", "1", "0"], table) == ["1086", "1", 0]
 
 
 def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):

@@ -84,6 +84,36 @@ def test_scores_of_labels_added_earlier_stay_equal_to_the_bit(larger, corpus):
             assert known_scores(after, 32) == known_scores(before, 32)
 
 
+def test_scores_of_added_labels_stay_equal_to_the_bit_when_another_is_edited(model, corpus):
+    rng = np.random.default_rng(0)
+    words = sorted({word for text in corpus.train.texts for word in text.split()})[:40]
+    names = sorted({" ".join(rng.choice(words, 4, replace=False)) for _ in range(100)})
+    larger = model.add_labels(names)
+    edited = larger.rename_label(names[0], "another name").remove_labels([names[1]])
+    texts = [" ".join(rng.choice(words, 12, replace=False)) for _ in range(30)]
+
+    before, after = (m.predict(texts, top_k=140, component="rerank") for m in (larger, edited))
+
+    for old, new in zip(before, after, strict=True):
+        scores = dict(zip(new.labels, new.scores, strict=True))
+        for name, score in zip(old.labels, old.scores, strict=True):
+            assert name in names[:2] or scores[name] == score
+
+
+def test_scores_of_an_ensemble_stay_equal_to_the_bit(model, corpus):
+    other = train(corpus, EliasConfig().override(SETTINGS | {"seed": 1}), device="cpu")
+    ensemble, texts = model.joined_by([other], model.config), corpus.test.texts
+    words = sorted({word for text in texts for word in text.split()})
+    larger = ensemble.add_labels([f"{word} eel" for word in words])
+
+    before = ensemble.predict(texts, top_k=30)
+    for top_k in (5, 100):
+        after = known_scores(larger.predict(texts, top_k=top_k), 30)
+
+        for old, new in zip(known_scores(before, 30), after, strict=True):
+            assert new.items() <= old.items()
+
+
 def test_unlikely_added_labels_seldom_replace_those_that_the_ranker_has_ranked(model, corpus):
     unlikely = model.add_labels(LabelTable(tuple(f"unknown{i} thing{i}" for i in range(50))))
 
@@ -127,13 +157,27 @@ def test_labels_are_added_one_after_the_other(model, larger):
     ("labels", "examples", "problem"),
     [
         (["red herring"], None, "already has 1 of the 1 labels, such as 'red herring'"),
+        (LabelTable(("new name",), ids=("u:1",)), None, "such as 'u:1'; remove them"),
         (["a", "a"], None, "'a' is given twice"),
+        (["a", " "], None, "the name ' ' is empty"),
+        (["a"], {"a": "text"}, "examples of 'a' are a single text"),
+        (["a"], {"a": [3]}, r"examples\['a'\]\[0\] is int, not a string"),
+        (["a"], ["text"], "the examples are list; give a corpus"),
         (["a"], {"b": ["text"]}, "'b', which is not a label of the table"),
     ],
 )
 def test_labels_that_cannot_be_added_are_refused(larger, labels, examples, problem):
     with pytest.raises(DataError, match=problem):
         larger.add_labels(labels, examples)
+
+
+def test_labels_that_the_model_has_can_be_skipped(larger):
+    table = LabelTable(("kippers", "eel", "tin opener"), ids=("u:1", "u:3", "u:2"))
+
+    again = larger.add_labels(table, skip_known=True)
+
+    assert list(again.label_names[31:]) == ["tin opener", "eel"]
+    assert larger.add_labels(NEW, skip_known=True).n_labels == 32
 
 
 def test_only_and_without_apply_to_added_labels(larger):
@@ -181,6 +225,17 @@ def test_a_renamed_label_keeps_its_scores_and_its_old_name_as_a_synonym(larger, 
     assert renamed.label_table.synonyms[31] == ("tin opener",)
     np.testing.assert_array_equal(old.ids, new.ids)
     assert renamed.predict("a can opener", only=NEW.take([0]).names).labels == ["red herring"]
+
+
+def test_a_label_does_not_get_the_name_of_another_label(larger):
+    with pytest.raises(DataError, match="label 30 is already called 'red herring'; merge"):
+        larger.rename_label(3, "red herring")
+    with pytest.raises(DataError, match="not a string"):
+        larger.rename_label(3, 7)
+
+    homonym = larger.rename_label("tin opener", "red herring")
+
+    assert homonym.label_table.ids[30:] == ("u:1", "u:2")
 
 
 def test_removed_labels_are_not_predicted_and_others_keep_their_scores(larger, corpus):

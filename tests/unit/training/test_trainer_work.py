@@ -175,18 +175,3 @@ def test_training_measures_what_the_saved_model_predicts_for_labels_without_poin
     reported |= model.metadata["probabilities"]["at_threshold"]["test"]
     for name in ("P@1", "P@5", "R@10", "micro-precision", "micro-recall"):
         assert measured[name] == pytest.approx(reported[name], abs=0.01), name
-
-
-def test_a_label_that_has_only_held_out_points_is_not_predicted_by_its_name():
-    texts = [f"text about topic{i}" for i in range(150)]
-    names = [f"topic{i}" for i in range(150)]
-
-    model = train(
-        texts=texts,
-        labels=[[name] for name in names],
-        config=EliasConfig().override({**SMALL, "eval.validation_size": 30}),
-        device="cpu",
-    )
-
-    assert model.metadata["data"]["labels"] == 150
-    assert model.added is None

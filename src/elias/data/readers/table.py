@@ -405,7 +405,7 @@ class TableFile:
             rows = self._delimited_rows(wanted)
         first = next(rows, None)
         if first is None:
-            raise data_error(self.path, "has no rows; it should have one row per text")
+            raise data_error(self.path, "has no rows; add at least one")
         yield first
         yield from rows
 
