@@ -195,6 +195,18 @@ def test_new_labels_with_few_points_are_scored_beside_the_index_until_they_have_
     assert {60, 61} <= {label for _, label in edges(most)}
 
 
+def test_an_added_label_without_new_points_keeps_its_examples(corpus, model):
+    larger = model.add_labels(["rare", "no example"], {"rare": corpus.train.texts[:3]})
+
+    more = train(corpus, CONFIG, device="cpu", init_from=larger)
+
+    assert list(more.label_names) == [*corpus.label_names, "rare", "no example"]
+    assert sorted(more.added.labels.tolist()) == [60, 61]
+    assert [more.label_frequency(label) for label in (60, 61)] == [3, 0]
+    (row,) = more.added.vectors[more.added.labels == 60]
+    assert np.array_equal(row, larger.added.vectors[0])
+
+
 def test_labels_are_matched_by_id(corpus):
     names = tuple(corpus.label_names)
     with_ids = replace(corpus, label_names=LabelTable(names, ids=tuple(map(str, range(60)))))

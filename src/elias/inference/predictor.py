@@ -190,7 +190,7 @@ class Elias:
     def label_frequency(self, label: int) -> int | None:
         """Return the number of training points or examples of a label, or None if unknown."""
         if label >= self.model.n_labels and self.added is not None:
-            return int(self.added.n_examples[self.added.labels == label].sum())
+            return self.added.examples_of.get(label, 0)
         return None if self.reranker is None else int(self.reranker.frequencies[label])
 
     @property

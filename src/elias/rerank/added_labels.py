@@ -154,6 +154,12 @@ class AddedLabels:
             np.concatenate([self.offset, other.offset]),
         )
 
+    @cached_property
+    def examples_of(self) -> dict[int, int]:
+        """Return the number of examples of each label."""
+        counts = np.bincount(self.labels, weights=self.n_examples).astype(np.int64)
+        return {label: int(counts[label]) for label in self.labels.tolist()}
+
     def relabel(self, new_ids: NDArray[np.int64]) -> AddedLabels | None:
         """Return the rows with new label ids. Rows whose new id is -1 are removed."""
         keep = new_ids[self.labels] >= 0

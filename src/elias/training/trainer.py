@@ -928,7 +928,14 @@ class Trainer:
         splits = {"train": self.is_beside}
         if self.is_held_out.sum() >= _MIN_HELD_OUT:
             splits["validation"] = self.is_held_out
-        parts = (self._part_beside(model, name, labels) for name, labels in splits.items())
+        parts = [self._part_beside(model, name, labels) for name, labels in splits.items()]
+        if self.continued is not None and self.continued.added is not None:
+            # without new points, keep the vectors of examples whose texts are no longer given
+            earlier, ids = self.continued.added, np.arange(self.corpus.n_labels)
+            is_old = (self.label_counts == 0) & ~self.is_held_out
+            is_old &= np.isin(ids, earlier.labels[earlier.n_examples > 0])
+            parts = [part and part.relabel(np.where(is_old, -1, ids)) for part in parts]
+            parts.append(earlier.relabel(np.where(is_old, ids, -1)))
         added = [part for part in parts if part is not None]
         if not added:
             return None
