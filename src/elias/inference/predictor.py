@@ -189,9 +189,10 @@ class Elias:
 
     def label_frequency(self, label: int) -> int | None:
         """Return the number of training points or examples of a label, or None if unknown."""
-        if label >= self.model.n_labels and self.added is not None:
-            return self.added.examples_of.get(label, 0)
-        return None if self.reranker is None else int(self.reranker.frequencies[label])
+        examples = None if self.added is None else self.added.examples_of.get(label)
+        if label >= self.model.n_labels or self.reranker is None:
+            return examples
+        return max(int(self.reranker.frequencies[label]), examples or 0)
 
     @property
     def data_settings(self) -> dict[str, Any]:
