@@ -48,7 +48,7 @@ from elias.inference.predict import (
 )
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED, REPORTED, depends_on_ranking, measure, rounded
-from elias.model.batch_inference import SEARCH_GRAPHS, embed_all
+from elias.model.batch_inference import SEARCH_GRAPHS, embed_all, evaluating
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -759,7 +759,9 @@ class Trainer:
         beside = bool((self.is_beside | self.is_held_out).any()) and not self.encoder.reads_features
         embed = embedding == "encoder" or (embedding == "none" and name != "train" and beside)
         options = SearchOptions(top_k + max_filtered(self.splits[name]), embed=embed)
-        return search_share(model, self.tokens[name], self.config.index, options)
+        # on a CPU, the search of few texts depends on the mode; a resumed run must round equally
+        with evaluating(model) if self.device.type == "cpu" else nullcontext():
+            return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
         """Return the candidates of a split, enough for all components. They are cached."""
