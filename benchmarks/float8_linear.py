@@ -14,6 +14,7 @@ and results bfloat16.
 
 import sys
 
+import gpu_setup  # noqa: F401  # it must come before elias where numba is missing
 import torch
 
 from elias.kernels.cpu.packed_linear import PackedLinear

@@ -88,6 +88,31 @@ def test_what_users_call_has_a_row_for_each_batch(tmp_path):
         assert any(line[:2] == ["tiny", batch] for line in lines)
 
 
+WITHOUT_NUMBA = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numba":
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+import gpu_check, gpu_encoder, gpu_growth, gpu_predict, gpu_step, packed_tokens
+"""
+
+
+def test_the_benchmarks_can_be_imported_where_numba_is_missing():
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
+
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMBA],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture
 def problem(monkeypatch):
     """A shape, its model and batches, and the naive step of that model."""
