@@ -24,7 +24,11 @@ def stand_in_for_numba():
         fake.njit = lambda *args, **_: args[0] if args else lambda function: function
         fake.prange = range
         fake.get_num_threads = lambda: 1
-        sys.modules["numba"] = fake
+        events = types.ModuleType("numba.core.event")
+        events.Event = events.Listener = object
+        events.register = lambda *_: None
+        parts = {"numba": fake, "numba.core": types.ModuleType("numba.core")}
+        sys.modules.update(parts | {events.__name__: events})
 
 
 stand_in_for_numba()

@@ -88,6 +88,31 @@ def test_what_users_call_has_a_row_for_each_batch(tmp_path):
         assert any(line[:2] == ["tiny", batch] for line in lines)
 
 
+WITHOUT_NUMBA = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numba":
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+import gpu_check, gpu_encoder, gpu_growth, gpu_predict, gpu_step, packed_tokens
+"""
+
+
+def test_the_benchmarks_can_be_imported_where_numba_is_missing():
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
+
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMBA],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture
 def problem(monkeypatch):
     """A shape, its model and batches, and the naive step of that model."""
@@ -134,3 +159,111 @@ def test_the_naive_loss_and_its_gradients_are_ours(problem):
 
     torch.testing.assert_close(loss, naive_loss, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_the_encoder_has_times_operations_and_kernels_of_each_variant(tmp_path):
+    options = ("--variants", "bfloat16", "float8-row", "--loops", "both", "--shapes", "tiny")
+    lines, entries = run("gpu_encoder", tmp_path, *options)
+
+    for variant in ("bfloat16", "float8-row"):
+        entry = entries[f"tiny {variant} both"]
+        assert min(entry[key] for key in ("ms", "step_ms", "tflop_per_s")) > 0
+        assert entry["classes_ms"]["matrix products"] > 0
+        assert entries[f"tiny {variant} errors"]["output"] < 0.01
+        assert sum(line[:3] == ["tiny", variant, "both"] for line in lines) == 2
+
+
+def test_packed_texts_are_compared_with_padded_ones(tmp_path):
+    sizes = ("--texts", "16", "16", "--longest", "32", "64", "--batches", "2")
+    lines, entries = run("packed_tokens", tmp_path, "--shape", "tiny", *sizes)
+
+    for corpus in ("short", "mixed"):
+        packed, in_order, at_random = (
+            entries[f"{corpus}, {layout}"]
+            for layout in ("packed", "padded, sorted", "padded, unsorted")
+        )
+        assert packed["tokens"] == in_order["tokens"] == at_random["tokens"]
+        assert packed["padding"] < at_random["padding"]
+        assert sum(line[:1] == [corpus] for line in lines) == 3
+
+
+@pytest.fixture
+def float8(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import float8_linear
+
+    return float8_linear
+
+
+@pytest.mark.parametrize("scales", ["row", "tensor"])
+@pytest.mark.parametrize("n_rows", [32, 7])  # 7 is no multiple of 16: bfloat16
+def test_a_float8_layer_and_its_gradients_are_near_those_of_a_linear_layer(float8, scales, n_rows):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(48, 64)
+    low = float8.Float8Linear(48, 64) if scales == "row" else float8.TensorFloat8Linear(48, 64)
+    low.load_state_dict(layer.state_dict())
+    x, by_output = torch.randn(n_rows, 48, requires_grad=True), torch.randn(n_rows, 64)
+
+    expected, actual = layer(x), low(x)
+    references = torch.autograd.grad(expected, [x, *layer.parameters()], by_output)
+    gradients = torch.autograd.grad(actual, [x, *low.parameters()], by_output.to(actual.dtype))
+
+    for value, reference in zip((actual, *gradients), (expected, *references), strict=True):
+        assert (value - reference).norm() < 0.08 * reference.norm()
+
+
+def test_a_float8_layer_predicts_as_a_linear_layer(float8):
+    layer = float8.Float8Linear(16, 16)
+    x = torch.randn(4, 16)
+
+    with torch.no_grad():
+        predicted = layer(x)
+
+    assert torch.equal(predicted, torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+@pytest.fixture
+def trains(tmp_path):
+    """Return a function that trains the runs of a TOML file, and returns its lines and rows."""
+    for split, n_points in (("train", 80), ("test", 20)):
+        points = [{"text": f"word{i % 7} text", "labels": [f"l{i % 7}"]} for i in range(n_points)]
+        lines = "".join(json.dumps(point) + "\n" for point in points)
+        (tmp_path / f"{split}.jsonl").write_text(lines, encoding="utf8")
+    file, out = tmp_path / "runs.toml", tmp_path / "rows.jsonl"
+
+    def train(toml, *options):
+        file.write_text(toml, encoding="utf8")
+        command = [sys.executable, ROOT / "benchmarks" / "gpu_runs.py", file, "--device", "cpu"]
+        done = subprocess.run(
+            [*command, "--runs", tmp_path / "runs", "--out", out, *options],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        return done.stdout, [json.loads(line) for line in out.read_text("utf8").splitlines()]
+
+    return train
+
+
+def test_runs_are_trained_once_and_their_components_are_written(trains):
+    toml = '[defaults]\ndata = "."\nset = ["stages.one-vs-all.epochs=1"]\n[good]\nseeds = [0, 1]\n'
+    toml += '[bad]\ndata = "missing"\n'
+
+    _, first = trains(toml, "--jobs", "3", "--threads", "1")
+    table, second = trains(toml, "--only", "good")
+
+    assert second == first
+    whole = {(row["run"], row["seed"]): row["status"] for row in first if "status" in row}
+    assert whole == {("good", 0): "finished", ("good", 1): "finished", ("bad", 0): "failed"}
+    component = next(row for row in first if row.get("component") == "one-vs-all")
+    assert component["held_out"]["P@1"] >= 0
+    assert component["test"]["P@1"] >= 0
+    assert "| good | one-vs-all | 2 |" in table
+
+
+def test_a_run_over_its_limit_is_stopped(trains):
+    _, rows = trains('[slow]\ndata = "."\nlimit = 0.5\n')
+
+    assert [row["status"] for row in rows] == ["stopped"]
