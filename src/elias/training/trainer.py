@@ -925,19 +925,23 @@ class Trainer:
         are these points, so it is never predicted for held-out points. Fewer than `_MIN_HELD_OUT`
         of them are not worth the time that they would cost each prediction. If a model is trained
         further, its new labels with fewer than `INDEXED_POINTS` points are included, with these
-        points as examples.
+        points as examples. Labels that were added to it with examples keep their rows.
         """
         splits = {"train": self.is_beside}
         if self.is_held_out.sum() >= _MIN_HELD_OUT:
             splits["validation"] = self.is_held_out
         parts = [self._part_beside(model, name, labels) for name, labels in splits.items()]
         if self.continued is not None and self.continued.added is not None:
-            # without new points, keep the vectors of examples whose texts are no longer given
+            # the texts of earlier examples are no longer given, so keep their vectors
             earlier, ids = self.continued.added, np.arange(self.corpus.n_labels)
-            is_old = (self.label_counts == 0) & ~self.is_held_out
-            is_old &= np.isin(ids, earlier.labels[earlier.n_examples > 0])
-            parts = [part and part.relabel(np.where(is_old, -1, ids)) for part in parts]
-            parts.append(earlier.relabel(np.where(is_old, ids, -1)))
+            has_examples = np.isin(ids, earlier.labels[earlier.n_examples > 0])
+            has_examples &= self.is_beside | self.is_held_out
+            has_points = (self.label_counts > 0) | self.is_held_out
+            parts = [
+                part and part.relabel(np.where(has_examples & ~has_points, -1, ids))
+                for part in parts
+            ]
+            parts.append(earlier.relabel(np.where(has_examples, ids, -1)))
         added = [part for part in parts if part is not None]
         if not added:
             return None
