@@ -305,9 +305,12 @@ def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """
     tree = complete_tree(tree)
     settings = {key: value for key, value in tree.items() if key not in _NO_EFFECT}
-    encoder, rerank = settings.get("encoder"), settings.get("rerank")
+    encoder, loss, rerank = (settings.get(name) for name in ("encoder", "loss", "rerank"))
     if isinstance(encoder, dict):  # older runs have no windows
         settings["encoder"] = {"windows": 1} | encoder
+    if isinstance(loss, dict):  # and no label_contrast
+        weight = loss.get("label_text_weight", 1.0)
+        settings["loss"] = {"label_contrast": weight > 0} | loss
     if isinstance(rerank, dict) and rerank.get("enabled") is False:
         settings["rerank"] = {"enabled": False}
     return settings
