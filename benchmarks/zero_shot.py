@@ -208,6 +208,8 @@ def trained(corpus: Corpus, config: EliasConfig, out: Path, device: str) -> tupl
     if not (out / "model").exists():
         train(corpus, config, out=out, device=device)
     model = Elias.from_pretrained(out, device=device)
+    if list(model.label_names) != list(corpus.label_names):
+        raise SystemExit(f"{out}: this model hides other labels; give another --out")
     return model, sum(model.metadata["timings"].values())
 
 
