@@ -35,7 +35,7 @@ def train(data: Path, row: str, seed: int, args: argparse.Namespace) -> Path:
         changes += [f"seed={seed}", *args.set]
         command = [sys.executable, "-m", "elias", "-q", "train", str(data), "--out", str(run)]
         command += ["--device", args.device, *(f"--set={change}" for change in changes)]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, stdout=sys.stderr)
     return run
 
 
