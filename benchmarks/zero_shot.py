@@ -15,6 +15,9 @@ hidden training counts; BM25 on names; with ``--encoder``, the cosine of a froze
 trained again with up to 5 examples of each hidden label, instead of adding them. ``seen P@1``
 counts only seen labels as relevant, so that a correct hidden label on the first rank is a loss;
 P@1 of points without hidden labels is not. Means over the seeds are printed at the end.
+
+Filters of the corpus are applied (``reciprocal_filter.py`` writes some); test points whose labels
+are all filtered are left out. ``--set`` and ``--device`` are as in ``elias train``.
 """
 
 import argparse
@@ -26,9 +29,12 @@ from pathlib import Path
 
 import numpy as np
 from cpu_setup import write_json
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, diags
 
 from elias import Corpus, Elias, EliasConfig, LabelTable, load_corpus, train
+from elias.config.io import parse_override
+from elias.inference.predict import max_filtered
+from elias.kernels.device import pick_device
 from elias.metrics import evaluate, score
 from elias.model.batch_inference import embed_all
 from elias.model.encoder import build_encoder
@@ -41,6 +47,16 @@ TUNING_POINTS = 2000
 SHOTS = (0, 1, 5)
 
 
+def load(folder: str) -> Corpus:
+    """Return a corpus whose labels have ids, without the test points that have no labels."""
+    corpus = load_corpus(folder)
+    table = corpus.label_table
+    if table.ids is None:  # names may repeat
+        table = replace(table, ids=tuple(map(str, range(len(table)))))
+    rows = np.flatnonzero(np.diff(corpus.test.labels.indptr))
+    return replace(corpus.with_splits(test=corpus.test.take(rows)), label_names=table)
+
+
 def hide_labels(corpus: Corpus, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels to test with and those to tune with, both drawn from those tested."""
     tested = np.flatnonzero(np.bincount(corpus.test.labels.indices, minlength=corpus.n_labels))
@@ -51,10 +67,14 @@ def hide_labels(corpus: Corpus, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def select(corpus: Corpus, labels: np.ndarray, *, drop_empty: bool = False) -> Corpus:
     """Return the corpus over some labels, optionally without points that have none of them."""
-    splits = {}
+    splits, new_ids = {}, np.full(corpus.n_labels, -1)
+    new_ids[labels] = np.arange(len(labels))
     for name, split in corpus.splits.items():
-        columns = split.labels[:, labels]
-        splits[name] = replace(split, labels=columns, filters=None)
+        columns, filters = split.labels[:, labels], split.filters
+        if filters is not None:
+            filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
+            filters = filters[filters[:, 1] >= 0]
+        splits[name] = replace(split, labels=columns, filters=filters)
         if drop_empty and name != "test":
             splits[name] = splits[name].take(np.flatnonzero(np.diff(columns.indptr)))
     names = corpus.label_table.take(labels.tolist())
@@ -70,12 +90,12 @@ def set_aside(corpus: Corpus, seed: int) -> Corpus:
 
 
 def few_examples(corpus: Corpus, labels: np.ndarray, count: int, seed: int) -> dict:
-    """Return up to ``count`` training texts of each label."""
+    """Return up to ``count`` training texts of each label, by its id."""
     columns, random = corpus.train.labels.tocsc(), np.random.default_rng(seed)
     examples = {}
     for label in labels.tolist():
         rows = random.permutation(columns[:, label].indices)[:count]
-        examples[corpus.label_names[label]] = [corpus.train.texts[row] for row in rows]
+        examples[corpus.label_table.id(label)] = [corpus.train.texts[row] for row in rows]
     return examples
 
 
@@ -95,9 +115,10 @@ def with_examples(corpus: Corpus, hidden: np.ndarray, count: int, seed: int) -> 
 class FrozenEncoder:
     """A pretrained encoder, which encodes each text once."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, device: str) -> None:
         config = EliasConfig().override({"encoder.model": folder}).resolve(1, 1)
-        self.encoder = build_encoder(config.encoder, [], None)
+        self.encoder = build_encoder(config.encoder, [], None).to(pick_device(device))
+        self.encoder.prepare(pick_device(device))
         self.known: dict[str, np.ndarray] = {}
 
     def __call__(self, texts: list[str]) -> np.ndarray:
@@ -109,32 +130,45 @@ class FrozenEncoder:
         return np.stack([self.known[text] for text in texts])
 
 
-def bm25(names: LabelTable, texts: list[str], k1: float = 1.2, b: float = 0.75) -> csr_matrix:
-    """Return the BM25 scores of label names (documents) for texts (queries)."""
-    documents = [Counter(words_of(name)) for name in names]
-    column: dict[str, int] = {}
-    for words in documents:
-        for word in words:
-            column.setdefault(word, len(column))
-    frequency = Counter(word for words in documents for word in words)
-    mean = np.mean([sum(words.values()) for words in documents])
-    entries = [
-        (
-            np.log(1 + (len(names) - frequency[word] + 0.5) / (frequency[word] + 0.5))
-            * (count * (k1 + 1))
-            / (count + k1 * (1 - b + b * sum(words.values()) / mean)),
-            row,
-            column[word],
-        )
-        for row, words in enumerate(documents)
-        for word, count in words.items()
-    ]
-    values, rows, columns = map(np.array, zip(*entries, strict=True))
-    weights = csr_matrix((values, (rows, columns)), shape=(len(names), len(column)))
-    pairs = [(i, column[w]) for i, t in enumerate(texts) for w in {*words_of(t)} if w in column]
-    rows, columns = np.array(pairs).T
-    queries = csr_matrix((np.ones(len(pairs)), (rows, columns)), shape=(len(texts), len(column)))
-    return csr_matrix(queries @ weights.T)
+class BM25:
+    """BM25 scores of label names (documents) for texts (queries)."""
+
+    def __init__(self, names: LabelTable, texts: list[str], k1: float = 1.2, b: float = 0.75):
+        documents = [Counter(words_of(name)) for name in names]
+        column: dict[str, int] = {}
+        for words in documents:
+            for word in words:
+                column.setdefault(word, len(column))
+        frequency = Counter(word for words in documents for word in words)
+        mean = np.mean([sum(words.values()) for words in documents])
+        entries = [
+            (
+                np.log(1 + (len(names) - frequency[word] + 0.5) / (frequency[word] + 0.5))
+                * (count * (k1 + 1))
+                / (count + k1 * (1 - b + b * sum(words.values()) / mean)),
+                row,
+                column[word],
+            )
+            for row, words in enumerate(documents)
+            for word, count in words.items()
+        ]
+        values, rows, columns = map(np.array, zip(*entries, strict=True))
+        self.weights = csr_matrix((values, (rows, columns)), shape=(len(names), len(column)))
+        pairs = [(i, column[w]) for i, t in enumerate(texts) for w in {*words_of(t)} if w in column]
+        rows, columns = np.array(pairs).T
+        shape = (len(texts), len(column))
+        self.queries, self.names = csr_matrix((np.ones(len(pairs)), (rows, columns)), shape), names
+
+    def rank(self, labels: np.ndarray, top_k: int) -> Predictions:
+        """Return the best of the labels for each text."""
+        weights = (
+            diags(np.isin(np.arange(len(self.names)), labels).astype(float)) @ self.weights
+        ).T
+        blocks = [  # at a time, to bound memory
+            Predictions.from_csr(self.queries[i : i + 100] @ weights, top_k, self.names)
+            for i in range(0, self.queries.shape[0], 100)
+        ]
+        return Predictions.stack(blocks)
 
 
 def measure(predictions: Predictions, corpus: Corpus, split: str, hidden: np.ndarray) -> dict:
@@ -169,11 +203,13 @@ def zero_shot(predictions: Predictions, corpus: Corpus, split: str, hidden: np.n
     return {f"ZS {name}": value for name, value in metrics.items()}
 
 
-def trained(corpus: Corpus, config: EliasConfig, out: Path) -> tuple[Elias, float]:
+def trained(corpus: Corpus, config: EliasConfig, out: Path, device: str) -> tuple[Elias, float]:
     """Return a model, trained unless it is in ``out``, and the seconds of its training."""
     if not (out / "model").exists():
-        train(corpus, config, out=out, device="cpu")
-    model = Elias.from_pretrained(out, device="cpu")
+        train(corpus, config, out=out, device=device)
+    model = Elias.from_pretrained(out, device=device)
+    if list(model.label_names) != list(corpus.label_names):
+        raise SystemExit(f"{out}: this model hides other labels; give another --out")
     return model, sum(model.metadata["timings"].values())
 
 
@@ -187,10 +223,12 @@ def main() -> None:
     parser.add_argument("--encoder", help="folder of a pretrained encoder")
     parser.add_argument("--one-vs-all", action="store_true")
     parser.add_argument("--retrain", type=int, nargs="*", default=(), metavar="SHOTS")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    corpus = load_corpus(args.corpus)
-    frozen = FrozenEncoder(args.encoder) if args.encoder else None
+    corpus = load(args.corpus)
+    frozen = FrozenEncoder(args.encoder, args.device) if args.encoder else None
     split = "validation" if args.tune else "test"
     results = [measure_seed(corpus, seed, split, frozen, args) for seed in args.seeds]
     means = {}
@@ -212,84 +250,77 @@ def measure_seed(
     corpus = set_aside(corpus, seed)
     novel, tuning = hide_labels(corpus, seed)
     seen = np.setdiff1d(np.arange(corpus.n_labels), np.concatenate([novel, tuning]))
+    changes = dict(map(parse_override, args.set)) | {"seed": seed}
     config = EliasConfig.preset(args.preset) if args.preset else EliasConfig()
-    config = config.override({"seed": seed})
+    config = config.override(changes)
     known = select(corpus, seen, drop_empty=True).with_splits(validation=None)
-    model, training_seconds = trained(known, config, out)
+    model, training_seconds = trained(known, config, out, args.device)
     labels = novel if split == "test" else tuning
     both = select(corpus, np.concatenate([seen, labels]))  # hidden labels come last
     hidden = np.arange(len(seen), both.n_labels)
     points = both.split(split)
     texts = list(points.texts)
-    shape, names = (len(texts), both.n_labels), list(both.label_names)
+    shape, names = (len(texts), both.n_labels), both.label_table
+    filters = np.empty((0, 2), int) if points.filters is None else points.filters
+    top_k = 100 + max_filtered(points)
     results: dict[str, dict] = {}
 
     def report(name: str, gzs: Predictions, zs: Predictions, seconds: float = 0) -> None:
+        gzs, zs = gzs.drop(filters), zs.drop(filters)
         results[name] = zero_shot(zs, both, split, hidden) | measure(gzs, both, split, hidden)
         results[name]["seconds"] = seconds
         show(f"seed {seed}, {name}", results[name])
 
-    def only_hidden(matrix: csr_matrix) -> csr_matrix:
-        part = matrix.tocsc(copy=True)
-        part.data[: part.indptr[len(seen)]] = 0
-        part = part.tocsr()
-        part.eliminate_zeros()
-        return part
-
     def ranked(ids: np.ndarray, scores: np.ndarray) -> Predictions:
-        ids, scores = (np.broadcast_to(part, (shape[0], 100)) for part in (ids, scores))
+        ids, scores = (np.broadcast_to(part, (shape[0], top_k)) for part in (ids, scores))
         return Predictions.from_scores(ids, scores, both.n_labels, names)
 
     def most_frequent(labels: np.ndarray) -> Predictions:
         counts = both.label_frequencies()[labels].astype(float)
-        top = np.argsort(-counts, kind="stable")[:100]
+        top = np.argsort(-counts, kind="stable")[:top_k]
         return ranked(labels[top], counts[top])
 
     def draw(labels: np.ndarray) -> Predictions:
-        """Return 100 of the labels for each text, in random order."""
-        rows = np.stack([random.choice(labels, 100, replace=False) for _ in texts])
-        return ranked(rows, np.linspace(1, 0.1, 100))
+        """Return some of the labels for each text, in random order."""
+        rows = np.stack([random.choice(labels, top_k, replace=False) for _ in texts])
+        return ranked(rows, np.linspace(1, 0.1, top_k))
 
     def nearest(embedding: np.ndarray, directions: np.ndarray, labels: np.ndarray) -> Predictions:
-        ids, scores = np.empty((len(texts), 100), int), np.empty((len(texts), 100))
+        ids, scores = np.empty((len(texts), top_k), int), np.empty((len(texts), top_k))
         for start in range(0, len(texts), 1000):  # at a time, to bound memory
             rows = slice(start, start + 1000)
             cosines = embedding[rows] @ directions[labels].T
-            top = np.argpartition(-cosines, 99, axis=1)[:, :100]
+            top = np.argpartition(-cosines, top_k - 1, axis=1)[:, :top_k]
             ids[rows], scores[rows] = labels[top], np.take_along_axis(cosines, top, axis=1)
         return ranked(ids, scores)
 
     random, every_label = np.random.default_rng(seed), np.arange(both.n_labels)
     report("random", draw(every_label), draw(hidden))
     report("popularity", most_frequent(every_label), most_frequent(hidden))
-    matches = bm25(both.label_table, texts)
-    report(
-        "BM25",
-        Predictions.from_csr(matches, 100, names),
-        Predictions.from_csr(only_hidden(matches), 100, names),
-    )
+    matches = BM25(names, texts)
+    report("BM25", matches.rank(every_label, top_k), matches.rank(hidden, top_k))
     if frozen is not None:
-        parts = frozen(texts), frozen(both.label_table.texts())
+        parts = frozen(texts), frozen(names.texts())
         report("frozen encoder", nearest(*parts, every_label), nearest(*parts, hidden))
-    none = Predictions.from_csr(csr_matrix(shape, dtype=np.float32), 100, names)
+    none = Predictions.from_csr(csr_matrix(shape, dtype=np.float32), top_k, names)
     if args.one_vs_all:
-        every = EliasConfig().override({"seed": seed, "index.kind": "all"})
-        other, seconds = trained(known, every, out / "one-vs-all")
-        report("one-vs-all", other.predict(texts, top_k=100).among(names), none, seconds)
-    report("before", model.predict(texts, top_k=100).among(names), none, training_seconds)
+        every = EliasConfig().override(changes | {"index.kind": "all"})
+        other, seconds = trained(known, every, out / "one-vs-all", args.device)
+        report("one-vs-all", other.predict(texts, top_k=top_k).among(names), none, seconds)
+    report("before", model.predict(texts, top_k=top_k).among(names), none, training_seconds)
     for shots in SHOTS:
         examples = few_examples(both, hidden, shots, seed)
         start = time.perf_counter()
-        larger = model.add_labels(both.label_table.take(hidden.tolist()), examples)
+        larger = model.add_labels(names.take(hidden.tolist()), examples)
         seconds = time.perf_counter() - start
-        after = larger.predict(texts, top_k=100)
-        alone = larger.predict(texts, top_k=100, only=hidden.tolist())
+        after = larger.predict(texts, top_k=top_k)
+        alone = larger.predict(texts, top_k=top_k, only=hidden.tolist())
         report(f"{shots} examples", after, alone, seconds)
     for shots in args.retrain:
         few = with_examples(both, hidden, shots, seed).with_splits(validation=None)
-        other, seconds = trained(few, config, out / f"retrained-{shots}")
-        after = other.predict(texts, top_k=100)
-        alone = other.predict(texts, top_k=100, only=hidden.tolist())
+        other, seconds = trained(few, config, out / f"retrained-{shots}", args.device)
+        after = other.predict(texts, top_k=top_k)
+        alone = other.predict(texts, top_k=top_k, only=hidden.tolist())
         report(f"retrained, {shots} examples", after, alone, seconds)
     return results
 

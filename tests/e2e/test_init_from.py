@@ -207,6 +207,23 @@ def test_an_added_label_without_new_points_keeps_its_examples(corpus, model):
     assert np.array_equal(row, larger.added.vectors[0])
 
 
+def test_added_labels_with_few_new_points_keep_their_examples(corpus, model):
+    names = [f"rare {i}" for i in range(100)]
+    larger = model.add_labels(
+        names, {name: corpus.train.texts[i : i + 3] for i, name in enumerate(names)}
+    )
+    own = csr_matrix(np.eye(len(corpus.train), 100, dtype=np.float32))  # one new point each
+    split = replace(corpus.train, labels=hstack([corpus.train.labels, own], format="csr"))
+    new = Corpus(train=split, label_names=larger.label_names)
+
+    more = train(new, CONFIG, device="cpu", init_from=larger)
+
+    counts = [more.label_frequency(label) for label in range(60, 160)]
+    assert set(counts) == {3, 4}  # 3 if the new point was held out
+    rows = more.added.relabel(np.arange(160)).vectors.tolist()
+    assert all(vector in rows for vector in larger.added.vectors.tolist())
+
+
 def test_labels_are_matched_by_id(corpus):
     names = tuple(corpus.label_names)
     with_ids = replace(corpus, label_names=LabelTable(names, ids=tuple(map(str, range(60)))))

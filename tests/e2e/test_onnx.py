@@ -74,7 +74,9 @@ def with_unseen(model):
     larger = model.add_labels(["red herring", "new"])
     parts = larger.add_labels(["sea cod", "seven", "tape"]).added
     labels, offset = np.array([40, 41, 3, 3, 17]), np.float32([0, 0, 2, 3, 4])
-    return copy_with(larger, added=replace(parts, labels=labels, offset=offset))
+    n_examples = np.array([0, 5, 0, 9, 2])
+    added = replace(parts, labels=labels, offset=offset, n_examples=n_examples)
+    return copy_with(larger, added=added)
 
 
 def agree(exported, model, texts, top_k):

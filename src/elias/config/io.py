@@ -302,12 +302,16 @@ def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     {'seed': 1}
     >>> model_settings({"rerank": {"enabled": False, "cost": 2.0}})
     {'rerank': {'enabled': False}}
+    >>> model_settings({"loss": {"label_text_weight": 0.0}})
+    {'loss': {'label_text_weight': 0.0, 'label_contrast': False}}
     """
     tree = complete_tree(tree)
     settings = {key: value for key, value in tree.items() if key not in _NO_EFFECT}
-    encoder, rerank = settings.get("encoder"), settings.get("rerank")
+    encoder, loss, rerank = (settings.get(name) for name in ("encoder", "loss", "rerank"))
     if isinstance(encoder, dict):  # older runs have no windows
         settings["encoder"] = {"windows": 1} | encoder
+    if isinstance(loss, dict) and loss.get("label_contrast") is None:  # as in older runs
+        settings["loss"] = loss | {"label_contrast": loss.get("label_text_weight") != 0}
     if isinstance(rerank, dict) and rerank.get("enabled") is False:
         settings["rerank"] = {"enabled": False}
     return settings

@@ -22,6 +22,7 @@ from elias.config.schema import (
     EncoderConfig,
     EvalConfig,
     IndexConfig,
+    LossConfig,
     RerankConfig,
     StageConfig,
     one_vs_all_stages,
@@ -180,6 +181,13 @@ class ResolvedIndex(IndexConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLoss(LossConfig):
+    """A resolved `LossConfig`: every setting has a value."""
+
+    label_contrast: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedStage(StageConfig):
     """A resolved `StageConfig`: every setting has a value."""
 
@@ -227,6 +235,7 @@ class ResolvedConfig(EliasConfig):
 
     encoder: ResolvedEncoder
     index: ResolvedIndex
+    loss: ResolvedLoss
     stages: tuple[ResolvedStage, ...]
     rerank: ResolvedRerank
     eval: ResolvedEval
@@ -259,6 +268,9 @@ def fill_sizes(
     if held_out is None:
         refits = few and enabled is not False and config.ensemble.members == 1
         held_out = validation_size(n_points, refits=refits)
+    contrast = config.loss.label_contrast
+    if contrast is None:
+        contrast = config.loss.label_text_weight > 0
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     return _narrow(
@@ -266,6 +278,7 @@ def fill_sizes(
         config,
         encoder=_fill_encoder(config.encoder, n_bytes),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
+        loss=_narrow(ResolvedLoss, config.loss, label_contrast=contrast),
         stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(
             ResolvedRerank,

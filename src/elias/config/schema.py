@@ -232,8 +232,11 @@ class LossConfig:
     label_text_weight: float = 1.0
     """Mean number of times per epoch that a label text is used as a training point, for a label
     whose name is a reliable keyword. For other labels, this number is multiplied by the share of
-    points with the label among the training texts that contain all words of its name. 0: label
-    texts are not training points, as in the paper."""
+    points with the label among the training texts that contain all words of its name. These texts
+    also count in centroids. 0: label texts are not training points, as in the paper."""
+    label_contrast: bool | None = None
+    """Stage 0: train the encoder on pairs of a text and the text of one of its labels, before the
+    first stage. Derived: true, unless label_text_weight is 0."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""

@@ -60,12 +60,16 @@ def add_labels(
         first = table.id(repeated[0]) or table[repeated[0]]
         raise DataError(
             f"the model already has {len(repeated)} of the {len(table)} labels, such as "
-            f"{first!r}; remove them, or pass skip_known=True (--skip-known)"
+            f"{first!r}; remove them, or pass skip_known=True (--skip-known); different labels of "
+            "the same name need ids, or other names"
         )
     keys = Counter(key or name for name, key, *_ in table.rows())
     twice = next((key for key, count in keys.items() if count > 1), None)
     if twice is not None:
-        raise DataError(f"the label {twice!r} is given twice; give each label once")
+        raise DataError(
+            f"the label {twice!r} is given twice; give each label once; different labels of the "
+            "same name need ids, or other names"
+        )
     labels = elias.label_table + table
     if example_labels is None:
         example_labels = csr_matrix((len(examples), len(table)), dtype=np.float32)

@@ -140,7 +140,8 @@ class _Graph(nn.Module):
     added: Tensor
     added_labels: Tensor
     background: Tensor
-    offset: Tensor
+    bias: Tensor
+    weight: Tensor
 
     @torch.no_grad()
     def __init__(
@@ -157,7 +158,9 @@ class _Graph(nn.Module):
             self.register_buffer("added", torch.from_numpy(added.vectors))
             self.register_buffer("added_labels", torch.from_numpy(added.labels))
             self.register_buffer("background", torch.from_numpy(added.background))
-            self.register_buffer("offset", torch.from_numpy(added.offset))
+            bias, weight = added.bias_and_weight(*DENSE_RULE)
+            self.register_buffer("bias", torch.from_numpy(bias + added.offset))
+            self.register_buffer("weight", torch.from_numpy(weight))
         self.model, self.n_labels, self.top_k = model, n_labels, top_k
         self.beam_size = min(sizes.beam_size, model.graph.n_clusters)
         self.shortlist_size = min(sizes.shortlist_size, model.n_labels)
@@ -177,10 +180,9 @@ class _Graph(nn.Module):
         else:
             labels, log_p = self.search(embedding)
         if self.with_added:
-            bias, dense = DENSE_RULE
             mean, spread = self.background.T
             similarity = nn.functional.normalize(embedding, dim=1) @ self.added.T
-            added_log_p = _log_sigmoid(bias + dense * (similarity - mean) / spread + self.offset)
+            added_log_p = _log_sigmoid(self.bias + self.weight * (similarity - mean) / spread)
             added_labels = self.added_labels.unsqueeze(0).expand(ids.shape[0], -1)
             nothing = torch.full((1, self.n_labels), -math.inf).expand(ids.shape[0], -1)
             log_p = nothing.scatter_reduce(1, labels, log_p, "amax")

@@ -8,8 +8,9 @@ These labels are not part of the index, the ranker or the calibration. They have
 - coverage: the share of the label's name, or of a synonym, that occurs in the text, counted in
   words and character n-grams weighted by idf².
 
-A logistic function of both is the probability that the label is relevant. Its constants were chosen
-on labels hidden from training (docs/explanation/new-labels.md).
+A logistic function of both is the probability that the label is relevant. The similarity has more
+weight for a label with more examples. The constants were chosen on labels hidden from training
+(docs/explanation/new-labels.md).
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ RULE = (-7.77, 0.884, 5.90, -0.681)
 """Logistic function: bias, and weights of the similarity, the coverage and their product."""
 DENSE_RULE = (-7.65, 0.988)
 """Logistic function of the similarity alone: bias and weight."""
+EXAMPLES_RULE = (-0.05, 0.07)
+"""Terms added to the bias and to the weight of the similarity, times ln(1 + n_examples)."""
 N_BACKGROUND = 1000
 """Number of other labels used to measure the mean and deviation of a label vector's cosines."""
 CHAR_NGRAMS = (3, 5)
@@ -202,6 +205,17 @@ class AddedLabels:
         offset = offset_for_mean(log_odds, n_relevant / len(self))
         return replace(self, offset=self.offset + np.float32(trust * offset))
 
+    def bias_and_weight(
+        self, bias: float, weight: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the bias and the weight of the similarity for each row (A,).
+
+        The arguments are those of a label without examples.
+        """
+        growth, (of_bias, of_weight) = np.log1p(self.n_examples), EXAMPLES_RULE
+        biases, weights = bias + of_bias * growth, weight + of_weight * growth
+        return biases.astype(np.float32), weights.astype(np.float32)
+
     @cached_property
     def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
         """Return the vocabulary of names, their idf² weights, and the first name of each row."""
@@ -252,11 +266,11 @@ class AddedLabels:
         with limit_threads(1 if len(units) <= _FEW_TEXTS else None):
             cosine = (units @ vectors.T).numpy().astype(np.float32)
         similarity = (cosine - mean) / spread
+        bias, dense = self.bias_and_weight(*(DENSE_RULE if texts is None else RULE[:2]))
         if texts is None:
-            bias, dense = DENSE_RULE
             by_coverage = np.zeros_like(similarity)
         else:
-            bias, dense, lexical, both = RULE
+            _, _, lexical, both = RULE
             # the coverage matters less for similar texts, but never lowers the probability
             by_coverage = np.maximum(lexical + both * similarity, 0) * self.coverage(texts)
         log_odds: NDArray[np.float32] = bias + dense * similarity + by_coverage + self.offset

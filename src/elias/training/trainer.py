@@ -242,9 +242,14 @@ class Trainer:
         self.label_points = None
         self.label_texts: Points | None = None
         self.contrast_texts: Points | None = None
-        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
+        loss = self.config.loss
+        uses_label_texts = loss.label_text_weight > 0 or loss.label_contrast
+        if uses_label_texts and texts and not encoder.reads_features:
             with self.run.timed("label texts"):
-                self.label_points = self._label_points(encoder, texts, sample.labels)
+                if loss.label_text_weight:
+                    self.label_points = self._label_points(encoder, texts, sample.labels)
+                if loss.label_contrast and self.continued is None:
+                    self.contrast_texts = self._contrast_texts(encoder, texts)
         self.encoder = encoder
         self.points = Points(self.tokens["train"], train.labels)
         self._report_data()
@@ -277,15 +282,16 @@ class Trainer:
             copies[self.is_earlier] = 0
         used = np.flatnonzero(copies)
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
-        if self.continued is None:
-            label_texts = self.corpus.label_table.texts()
-            known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
-            known = known[self.label_counts[known] > 0]
-            self.contrast_texts = self._texts_of_labels(known, encoder)
         if copies.sum() < 0.5:
             return None
         self.label_texts = self._texts_of_labels(used, encoder)
         return LabelPoints(self.label_texts.tokens, targets[used], copies[used].astype(np.float64))
+
+    def _contrast_texts(self, encoder: TextEncoder, texts: SplitTexts) -> Points:
+        """Return the texts of the labels on which stage 0 trains the encoder."""
+        label_texts = self.corpus.label_table.texts()
+        known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
+        return self._texts_of_labels(known[self.label_counts[known] > 0], encoder)
 
     def _label_words(self, label_texts: Points | None) -> csr_matrix | None:
         """Return bags of words of label texts, or None without label texts or a featurizer."""
@@ -464,7 +470,7 @@ class Trainer:
         return np.asarray(parents)
 
     def _train_by_contrast(self, initial_encoder: dict[str, Tensor]) -> None:
-        """Train the encoder on label texts before the first stage, on rank 0.
+        """Train the encoder on label texts before the first stage, on rank 0 (stage 0).
 
         Skip this if fewer than half of the points have a label with a text: the encoder would learn
         to tell apart only these few labels. Restore the initial encoder if it is better on the
@@ -925,19 +931,23 @@ class Trainer:
         are these points, so it is never predicted for held-out points. Fewer than `_MIN_HELD_OUT`
         of them are not worth the time that they would cost each prediction. If a model is trained
         further, its new labels with fewer than `INDEXED_POINTS` points are included, with these
-        points as examples.
+        points as examples. Labels that were added to it with examples keep their rows.
         """
         splits = {"train": self.is_beside}
         if self.is_held_out.sum() >= _MIN_HELD_OUT:
             splits["validation"] = self.is_held_out
         parts = [self._part_beside(model, name, labels) for name, labels in splits.items()]
         if self.continued is not None and self.continued.added is not None:
-            # without new points, keep the vectors of examples whose texts are no longer given
+            # the texts of earlier examples are no longer given, so keep their vectors
             earlier, ids = self.continued.added, np.arange(self.corpus.n_labels)
-            is_old = (self.label_counts == 0) & ~self.is_held_out
-            is_old &= np.isin(ids, earlier.labels[earlier.n_examples > 0])
-            parts = [part and part.relabel(np.where(is_old, -1, ids)) for part in parts]
-            parts.append(earlier.relabel(np.where(is_old, ids, -1)))
+            has_examples = np.isin(ids, earlier.labels[earlier.n_examples > 0])
+            has_examples &= self.is_beside | self.is_held_out
+            has_points = (self.label_counts > 0) | self.is_held_out
+            parts = [
+                part and part.relabel(np.where(has_examples & ~has_points, -1, ids))
+                for part in parts
+            ]
+            parts.append(earlier.relabel(np.where(has_examples, ids, -1)))
         added = [part for part in parts if part is not None]
         if not added:
             return None

@@ -17,6 +17,7 @@ from untrained_model import TEXTS, untrained_model
 NAMES = (("red herring", "kipper"), ("tin opener",), ("red tape",))
 BACKGROUND = [[0.0, 0.1], [0.1, 0.2], [-0.1, 0.05]]
 OFFSET = [0.0, -2.0, 0.5]
+N_EXAMPLES = [0, 1, 6]
 READ = ["a red herring and a kipper", "the tins are opened", "red, red tape", "wine law", ""]
 
 
@@ -31,7 +32,7 @@ def added(request):
     reference = request.param and Featurizer.fit(request.param, char_ngrams=(3, 4), min_count=1)
     labels, offset = np.array([7, 9, 4]), np.float32(OFFSET)
     return AddedLabels(
-        labels, vectors, np.float32(BACKGROUND), np.zeros(3, int), offset, NAMES, reference
+        labels, vectors, np.float32(BACKGROUND), np.array(N_EXAMPLES), offset, NAMES, reference
     )
 
 
@@ -63,13 +64,14 @@ def slow_coverage(text, names, reference):
     return max(shares)
 
 
-def slow_probability(phi, text, z, background, coverage, offset):
+def slow_probability(phi, text, z, background, coverage, offset, n_examples):
     cosine = sum(a * b for a, b in zip(phi, z, strict=True)) / math.hypot(*phi)
     s = (cosine - background[0]) / background[1]
     if text is None:
         logit = -7.65 + 0.988 * s
     else:
         logit = -7.77 + 0.884 * s + max(0, 5.90 - 0.681 * s) * coverage
+    logit += (0.07 * s - 0.05) * math.log(1 + n_examples)
     return 1 / (1 + math.exp(-logit - offset))
 
 
@@ -100,6 +102,7 @@ def test_probabilities_follow_the_documented_formula(added, texts):
             BACKGROUND[j],
             coverage[i, j],
             OFFSET[j],
+            N_EXAMPLES[j],
         )
         assert probabilities[i, j] == pytest.approx(expected, rel=1e-4)
 

@@ -28,6 +28,7 @@ from elias.training.label_texts import (
 )
 from elias.training.train import train
 
+SWAPPED = {"cod": "tape", "tape": "ship", "ship": "cod"}
 ZEROS_AND_ONES = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
@@ -121,17 +122,21 @@ def test_label_texts_are_trained_on_as_often_as_their_weight_says(weight, per_ep
 
 
 @pytest.mark.parametrize(
-    ("names", "is_trained"),
+    ("names", "changes", "is_trained"),
     [
-        ({"cod": "tape", "tape": "ship", "ship": "cod"}, True),  # no text has the label it names
-        ({"cod": "E11.9", "tape": "J45", "ship": "cod"}, False),  # most labels are codes
+        (SWAPPED, {}, True),  # no text has the label it names
+        ({"cod": "E11.9", "tape": "J45", "ship": "cod"}, {}, False),  # most labels are codes
+        (SWAPPED, {"label_contrast": False}, False),
+        (SWAPPED, {"label_text_weight": 0}, False),
+        (SWAPPED, {"label_text_weight": 0, "label_contrast": True}, True),
     ],
 )
-def test_stage_0_needs_label_texts_for_half_of_the_points(names, is_trained, tmp_path):
+def test_stage_0_needs_label_texts_for_half_of_the_points(names, changes, is_trained, tmp_path):
     texts = [f"{word} {other}" for word in names for other in "abcdefgh"]
     labels = [[names[text.split()[0]]] for text in texts]
     config = EliasConfig(
         index=IndexConfig(kind="all"),
+        loss=LossConfig(**changes),
         stages=(StageConfig(name="all", epochs=1, batch_size=8),),
         rerank=RerankConfig(enabled=False),
         encoder=EncoderConfig(dim=8, hidden_dim=8),
@@ -141,7 +146,10 @@ def test_stage_0_needs_label_texts_for_half_of_the_points(names, is_trained, tmp
     train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
 
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert ("contrast" in [json.loads(line).get("step") for line in lines]) == is_trained
+    events = [json.loads(line) for line in lines]
+    assert ("contrast" in [event.get("step") for event in events]) == is_trained
+    has_points = "label_text_weight" not in changes
+    assert ("label texts" in [event["event"] for event in events]) == has_points
 
 
 def make_points(copies):
