@@ -26,6 +26,7 @@ ENSEMBLE = SMALL.override({"ensemble.members": 2, "stages.stage1.epochs": 1})
 ALL = EliasConfig().override(
     {key: value for key, value in CONFIG.items() if not key.startswith("stages")}
     | {"index.kind": "all", "stages.one-vs-all.epochs": 3, "stages.one-vs-all.batch_size": 64}
+    | {"stages.one-vs-all.label_share": 0.5}
 )
 
 

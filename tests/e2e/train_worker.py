@@ -53,6 +53,7 @@ ALL = EliasConfig().override(
     {key: value for key, value in CONFIG.items() if not key.startswith("stages")}
     | NO_DROPOUT
     | {"index.kind": "all", "stages.one-vs-all.epochs": 2, "stages.one-vs-all.batch_size": 64}
+    | {"stages.one-vs-all.label_share": 0.5}
 )
 N_LABELS = 41  # no multiple of the processes
 

@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from elias.kernels import adamw_dense, every_label_bce, plain
 from elias.kernels.adamw_state import AdamWRates, stochastic_round
-from elias.kernels.one_vs_all_loss import every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import every_label_loss, every_label_top, with_positives
 from elias.model.elias import LinearRows
 from elias.training.optimizer import ChunkedUpdate
 
@@ -59,6 +59,66 @@ def test_loss_and_gradients_are_those_of_the_dense_loss(
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(chunked, dense, strict=True):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@given(**SIZES, share=st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_loss_of_sampled_labels_is_the_dense_loss_of_these_and_the_positives(
+    n_points, n_labels, dim, chunk_size, seed, share
+):
+    problem = Problem(n_points, n_labels, dim, seed)
+    drawn = torch.rand(n_labels, generator=torch.Generator().manual_seed(seed)) < share
+    sampled, dense = problem.leaves(torch.float32), problem.leaves(torch.float64)
+
+    sample = with_positives(drawn, problem.positives)
+    loss = every_label_loss(
+        *sampled, problem.positives, scale=0.5, sample=sample, chunk_size=chunk_size
+    )
+    loss.backward()
+
+    is_scored = drawn | problem.relevant.any(dim=0)
+    logits = dense[0] @ dense[1].T + dense[2]
+    truth = problem.relevant.to(logits.dtype)
+    expected = 0.5 * cross_entropy(logits, truth, reduction="none")[:, is_scored].sum()
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(sampled, dense, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@given(**SIZES)
+def test_classifiers_that_are_not_sampled_stay_and_others_move_as_if_alone(
+    n_points, n_labels, dim, chunk_size, seed
+):
+    problem = Problem(n_points, n_labels, dim, seed)
+    sample = with_positives(torch.arange(n_labels) % 3 == 0, problem.positives)
+    others = torch.ones(n_labels, dtype=torch.bool)
+    others[sample] = False
+    rates = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3, decay=0.3)
+
+    def updated(rows, positives, sample):
+        tables = LinearRows(len(rows), dim)
+        tables.weight.data.copy_(problem.weight[rows])
+        tables.bias.data.copy_(problem.bias[rows])
+        moments = ChunkedUpdate(tables, rates, rates._replace(decay=0.0))
+        for step in (1, 2):
+            every_label_loss(
+                problem.embedding,
+                tables.weight,
+                tables.bias,
+                positives,
+                scale=0.5,
+                update=moments.update(step, 1.0),
+                sample=sample,
+                chunk_size=chunk_size,
+            )
+        return torch.cat([tables.weight, tables.bias.unsqueeze(1)], dim=1).detach()
+
+    ours = updated(torch.arange(n_labels), problem.positives, sample)
+    alone = updated(sample, torch.searchsorted(sample, problem.positives.contiguous()), None)
+
+    torch.testing.assert_close(ours[sample], alone, rtol=1e-5, atol=1e-6)
+    before = torch.cat([problem.weight, problem.bias.unsqueeze(1)], dim=1)
+    assert torch.equal(ours[others], before[others])
 
 
 @given(

@@ -251,6 +251,7 @@ _REPLACED = {
 }
 """Replacements of removed keys, for error messages. Other removed keys have a fixed value."""
 _ABSENT = "not set"
+_OF_EVERY_STAGE = {"bag_lr", "cluster_lr", "edge_lr", "label_lr", "average_from", "keep_encoder"}
 
 
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
@@ -282,6 +283,11 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
             complete["eval"] = {"drop_unhelpful": False} | evaluation
         if isinstance(loss, dict):
             complete["loss"] = {"label_text_weight": 0.0} | loss
+    stages = complete.get("stages")
+    if isinstance(stages, list) and all(
+        isinstance(stage, dict) and stage.keys() >= _OF_EVERY_STAGE for stage in stages
+    ):  # only a file that ELIAS saved has all of these keys
+        complete["stages"] = [{"label_share": 1.0} | stage for stage in stages]
     for name, constant in _REMOVED.items():
         section, key = name.split(".")
         parts = complete.get(section)

@@ -77,6 +77,8 @@ MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
 
 A bag encoder then trains for some minutes on a CPU. The limit for a transformer is lower, because
 it learns more from hard negatives if most labels have one or two points."""
+LABEL_SHARE, MAX_LABEL_SAMPLE = 0.25, 8192
+"""Share of the labels that a step of a bag encoder scores at first, and their maximum number."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
@@ -85,6 +87,7 @@ The learning rate of a wider transformer is lower in proportion: half as high fo
 
 _COMMON = {
     "steps": 80,  # approximate number of steps in an epoch, from which the batch size follows
+    "label_share": 1.0,
     "cluster_with_encoder": False,
     "keep_labels": True,
     "first_classifiers": "centroids",
@@ -192,6 +195,7 @@ class ResolvedStage(StageConfig):
     """A resolved `StageConfig`: every setting has a value."""
 
     score_all: bool
+    label_share: float
     epochs: int
     batch_size: int
     cluster_with_encoder: bool
@@ -339,6 +343,8 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
             task = "all" if every_label else "fixed"
         derived: dict[str, Any] = _COMMON | _STAGES[kind, task]
         derived["batch_size"] = batch_size(kind, n_points, derived.pop("steps"))
+        if (kind, task) == ("bag", "all"):
+            derived["label_share"] = label_share(n_labels)
         if stage.encoder_lr is None and kind == "transformer":
             width = pretrained_width(config.encoder.model) or TUNED_WIDTH
             derived["encoder_lr"] *= TUNED_WIDTH / max(width, TUNED_WIDTH)
@@ -368,6 +374,17 @@ def batch_size(kind: str, n_points: int, steps: int) -> int:
     """
     least, most = BATCH_SIZES[kind]
     return min(1 << round(math.log2(max(n_points / steps, least))), most)
+
+
+def label_share(n_labels: int) -> float:
+    """Return the share of the labels that a step of a bag encoder scores at first.
+
+    It is 1 for few labels, which are scored quickly.
+
+    >>> label_share(1000), label_share(10_000), label_share(100_000)
+    (1.0, 0.25, 0.08192)
+    """
+    return 1.0 if n_labels <= MAX_SCORED_LABELS else min(LABEL_SHARE, MAX_LABEL_SAMPLE / n_labels)
 
 
 def max_length(n_bytes: int | None) -> int:

@@ -261,6 +261,9 @@ class StageConfig:
     false, the graph is fixed: a partition with all edge scores 1, as in the paper. By default, a
     stage before the last one scores every label if points × labels is at most 2·10¹⁰
     (transformer: 2·10⁹)."""
+    label_share: float | None = None
+    """Share of the labels that a step scores in the first half of a stage with `score_all`, drawn
+    at random, in addition to the labels of its points; 1: all labels in all steps."""
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None
@@ -307,6 +310,11 @@ class StageConfig:
         rates = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr")
         _at_least(0, self, section, *rates, finite=True)
         _at_least(0, self, section, "weight_decay", "shortlist_loss_weight", "label_eps")
+        share = self.label_share
+        require(
+            share is None or 0 <= share <= 1,
+            f"{section}.label_share must be in [0, 1], not {share}",
+        )
         start = self.average_from
         require(
             start is None or 0 <= start <= 1,

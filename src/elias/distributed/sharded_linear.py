@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from elias.distributed.world import World
 from elias.kernels import IndexGradients, label_logits
-from elias.kernels.one_vs_all_loss import LabelUpdate, every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import LabelUpdate, every_label_top
 from elias.model.elias import LinearRows
 
 _CHUNK_NUMBERS = 2**24  # number of weights sent or drawn at a time (64 MB)
@@ -88,13 +88,19 @@ class ShardedRows(LinearRows):
         return everyone
 
     def all_rows_loss(
-        self, embedding: Tensor, positives: Tensor, scale: float, update: LabelUpdate | None
+        self,
+        embedding: Tensor,
+        positives: Tensor,
+        scale: float,
+        update: LabelUpdate | None,
+        drawn: Tensor | None = None,
     ) -> Tensor:
         """Return the one-vs-all loss of this process's labels, over the points of all processes."""
         everyone = self._gather(embedding)[: self.n_points]
         padded = _pad_rows(positives, self.max_points, self.n_labels)
         rows = self.local_rows(self.world.all_gather(padded, "positives")[: self.n_points])
-        return every_label_loss(everyone, self.weight, self.bias, rows, scale=scale, update=update)
+        own = None if drawn is None else drawn[self.world.rank :: self.world.size]
+        return super().all_rows_loss(everyone, rows, scale, update, own)
 
     def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None

@@ -26,11 +26,14 @@ _CACHED_NUMBERS = 2**18
 """Maximum number of logits, and of weights, in a chunk of the loss on a CPU: 1 MB, which fits into
 the cache."""
 
-LabelUpdate: TypeAlias = Callable[[int, Tensor, Tensor], None]
-"""Function that updates the classifiers of consecutive labels.
+Rows: TypeAlias = slice | Tensor
+"""Consecutive rows of a table, or the indices of any rows."""
 
-Its arguments are the first label, and the gradients of the weights (n, D) and the biases (n,). It
-is called for each chunk of labels after their weights have been read for the last time. On a CPU,
+LabelUpdate: TypeAlias = Callable[[Rows, Tensor, Tensor], None]
+"""Function that updates the classifiers of a chunk of labels.
+
+Its arguments are the labels, and the gradients of the weights (n, D) and the biases (n,). It is
+called for each chunk of labels after their weights have been read for the last time. On a CPU,
 several threads call it, each for other labels.
 """
 
@@ -43,6 +46,7 @@ def every_label_loss(
     *,
     scale: float,
     update: LabelUpdate | None = None,
+    sample: Int[Tensor, " S"] | None = None,
     chunk_size: int | None = None,
 ) -> Float[Tensor, ""]:
     """Return the scaled binary cross-entropy over all points and all labels.
@@ -54,8 +58,23 @@ def every_label_loss(
     If ``update`` is given, it updates the classifiers while the loss is computed, and `backward`
     returns a gradient for the embedding only. The returned loss must then be the whole objective,
     not a term or a multiple of it. Without ``update``, the classifiers get a dense gradient.
+
+    If ``sample`` is given, only these labels are scored, and others have no loss. They must be
+    ascending and include all positives.
     """
-    return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, chunk_size)
+    options = (positives, scale, update, sample, chunk_size)
+    return _EveryLabelLoss.apply(embedding, weight, bias, *options)
+
+
+def with_positives(drawn: Bool[Tensor, " L"], positives: Int[Tensor, "B Y"]) -> Int[Tensor, " S"]:
+    """Return the labels that were drawn or are positive, ascending.
+
+    >>> with_positives(torch.tensor([True, False, False, False]), torch.tensor([[2, 4]])).tolist()
+    [0, 2]
+    """
+    is_scored = torch.nn.functional.pad(drawn, (0, 1))  # positives are padded with L
+    is_scored[positives] = True
+    return is_scored[:-1].nonzero().squeeze(1)
 
 
 def every_label_top(
@@ -73,7 +92,7 @@ def every_label_top(
     come last. If there are fewer than k labels, all are returned.
     """
     best = torch.empty((len(embedding), 0), dtype=torch.int64, device=embedding.device)
-    for labels in _chunks(embedding, weight, chunk_size):
+    for labels in _chunks(embedding, len(weight), chunk_size):
         chunk = slice(labels.start, labels.stop)
         logits = torch.addmm(bias[chunk], embedding, weight[chunk].float().T)
         ids = torch.arange(labels.start, labels.stop, device=best.device)
@@ -109,16 +128,21 @@ class _EveryLabelLoss(torch.autograd.Function):
         positives: Tensor,
         scale: float,
         update: LabelUpdate | None,
+        sample: Tensor | None,
         chunk_size: int | None,
     ) -> Tensor:
-        dense = (None, None) if update else (torch.empty_like(weight), torch.empty_like(bias))
+        dense = (None, None) if update else (torch.zeros_like(weight), torch.zeros_like(bias))
+        if sample is not None:
+            positives = torch.searchsorted(sample, positives.contiguous())
         by_embedding = torch.zeros_like(embedding)
         total = torch.zeros((), device=embedding.device)
 
         @torch.no_grad()
         def work(labels: range, _: None = None) -> tuple[Tensor, Tensor]:
             """Return the loss of a chunk and its gradient of the embedding; update the chunk."""
-            chunk = slice(labels.start, labels.stop)
+            chunk: Rows = slice(labels.start, labels.stop)
+            if sample is not None:
+                chunk = sample[chunk]
             rows = weight[chunk].float()
             loss, residual, by_bias = every_label_bce(
                 embedding, rows, bias[chunk], positives - labels.start, scale
@@ -126,14 +150,15 @@ class _EveryLabelLoss(torch.autograd.Function):
             gradients = (product(residual.T, embedding), by_bias)
             part = product(residual, rows)
             if update is not None:
-                update(labels.start, *gradients)
+                update(chunk, *gradients)
             for whole, gradient in zip(dense, gradients, strict=True):
                 if whole is not None:
                     whole[chunk] = gradient
             return loss, part
 
         most = _CHUNK_NUMBERS if embedding.is_cuda else _CACHED_NUMBERS
-        chunks = _chunks(embedding, weight, chunk_size, most)
+        n_labels = len(weight if sample is None else sample)
+        chunks = _chunks(embedding, n_labels, chunk_size, most)
         # stochastic rounding of compact weights draws random numbers, so the order matters
         in_order = embedding.is_cuda or weight.dtype != torch.float32
         parts: Iterator[tuple[Tensor, Tensor]] = map(work, chunks)
@@ -150,15 +175,15 @@ class _EveryLabelLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         parts = (None if part is None else grads[0] * part for part in ctx.saved_tensors)
-        return (*parts, None, None, None, None)
+        return (*parts, None, None, None, None, None)
 
 
 def _chunks(
-    embedding: Tensor, weight: Tensor, size: int | None, most: int = _CHUNK_NUMBERS
+    embedding: Tensor, n_labels: int, size: int | None, most: int = _CHUNK_NUMBERS
 ) -> list[range]:
     """Return the labels of each chunk.
 
     A chunk has ``size`` labels. If ``size`` is None, it is chosen so that neither the logits nor
     the weights of a chunk exceed ``most`` numbers.
     """
-    return split_range(len(weight), size or max(1, most // max(embedding.shape)))
+    return split_range(n_labels, size or max(1, most // max(embedding.shape)))

@@ -17,7 +17,12 @@ from elias.kernels import (
     path_log,
     rank_beams,
 )
-from elias.kernels.one_vs_all_loss import LabelUpdate, every_label_loss, every_label_top
+from elias.kernels.one_vs_all_loss import (
+    LabelUpdate,
+    every_label_loss,
+    every_label_top,
+    with_positives,
+)
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -77,10 +82,21 @@ class LinearRows(nn.Module):
         positives: Int[Tensor, "B Y"],
         scale: float,
         update: LabelUpdate | None,
+        drawn: Bool[Tensor, " L"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all_loss`."""
+        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all_loss`.
+
+        If ``drawn`` is given, it is the loss over these rows and the positives.
+        """
+        sample = None if drawn is None else with_positives(drawn, positives)
         return every_label_loss(
-            embedding, self.weight, self.bias, positives, scale=scale, update=update
+            embedding,
+            self.weight,
+            self.bias,
+            positives,
+            scale=scale,
+            update=update,
+            sample=sample,
         )
 
     def all_rows_top(

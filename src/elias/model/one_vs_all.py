@@ -33,15 +33,17 @@ class OneVsAll(EliasModel):
         *,
         mean: bool,
         update: LabelUpdate | None = None,
+        drawn: Bool[Tensor, " L"] | None = None,
     ) -> Losses:
         """Return the losses of a batch of embedded texts, computed in chunks of labels.
 
-        If ``update`` is given, it updates W_L after each chunk. With ``mean``, the loss is averaged
+        If ``update`` is given, it updates W_L after each chunk. If ``drawn`` is given, only these
+        labels and the positives of the batch are scored. With ``mean``, the loss is averaged
         over all B·L slots. Otherwise it is summed over labels and averaged over points. L_s is 0,
         because every label is reached.
         """
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
-        loss = self.labels.all_rows_loss(embedding, positives, 1 / slots, update)
+        loss = self.labels.all_rows_loss(embedding, positives, 1 / slots, update, drawn)
         return Losses(loss, loss, torch.zeros_like(loss))
 
     @torch.no_grad()

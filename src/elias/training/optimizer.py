@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elias.config import ResolvedStage
-    from elias.kernels.one_vs_all_loss import LabelUpdate
+    from elias.kernels.one_vs_all_loss import LabelUpdate, Rows
     from elias.model.elias import EliasModel, LinearRows
 
 
@@ -293,10 +293,10 @@ class _KernelUpdate(ParameterUpdate):
 
 
 class ChunkedUpdate(ParameterUpdate):
-    """Dense AdamW for the label classifiers W_L of a one-vs-all model.
+    """AdamW for the label classifiers W_L of a one-vs-all model.
 
     W_L is updated one chunk of labels at a time while the loss is computed. The moments are float32
-    or compact, as in `_KernelUpdate`.
+    or compact, as in `_KernelUpdate`. Labels that a step does not score keep weights and moments.
     """
 
     prefix = "labels."
@@ -309,15 +309,16 @@ class ChunkedUpdate(ParameterUpdate):
     def update(self, step: int, scale: float) -> LabelUpdate:
         """Return a function that updates a chunk of label classifiers. ``step`` counts from 1."""
 
-        def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
+        def apply(rows: Rows, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
             gradients = (weight_gradient, bias_gradient.unsqueeze(1))
             for table, rates, (mean, variance), gradient in zip(
                 self._tables, self._rates, self._moments, gradients, strict=True
             ):
-                rows, scaled = slice(first, first + len(gradient)), _scaled(rates, scale)
-                adamw_dense(
-                    table[rows], mean[rows], variance[rows], gradient, step=step, rates=scaled
-                )
+                scaled = _scaled(rates, scale)
+                w, m, v = table[rows], mean[rows], variance[rows]
+                adamw_dense(w, m, v, gradient, step=step, rates=scaled)
+                if not isinstance(rows, slice):  # then w, m and v are copies
+                    table[rows], mean[rows], variance[rows] = w, m, v
 
         return apply
 

@@ -57,6 +57,7 @@ Batch = TokenBatch | ShardedBatch
 _AVERAGES_PER_EPOCH = 10
 _STEPS_PER_CHECK = 50  # on a GPU; each check of the losses waits for the GPU
 _MAX_NAMED_POINTS = 10
+_SAMPLED_UNTIL = 0.5  # share of the steps in which `StageConfig.label_share` applies
 
 
 def torch_on_one_thread(model: EliasModel) -> AbstractContextManager[None]:
@@ -329,14 +330,26 @@ class StageLoop:
         options = self._loss_options(positives)
         embedding = self.model.encoder(tokens).float()
         if isinstance(self.model, OneVsAll):
-            update = self._optimizer.label_update(scale)
+            update, drawn = self._optimizer.label_update(scale), self._draw_labels()
             losses = self.model.all_losses(
-                embedding, positives, mean=options["mean"], update=update
+                embedding, positives, mean=options["mean"], update=update, drawn=drawn
             )
         else:
             losses = self.model.losses(embedding, positives, parents[positives], **options)
         losses.total.backward()  # type: ignore[no-untyped-call]
         return losses
+
+    def _draw_labels(self) -> Tensor | None:
+        """Return a mask of the labels that this step scores beside positives; None means all.
+
+        The draw depends on the seed, the stage and the step, but not on the number of processes.
+        """
+        share, step = self.stage.label_share, self._optimizer.steps
+        if share == 1 or step >= _SAMPLED_UNTIL * self._n_steps:
+            return None
+        rng = np.random.default_rng([self.config.member_seed, self.position, step])
+        drawn = rng.random(self.model.n_labels, dtype=np.float32) < share
+        return torch.from_numpy(drawn).to(self._device)
 
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
         """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""

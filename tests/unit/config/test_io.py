@@ -27,6 +27,15 @@ REPRODUCE = Path(__file__).parents[3] / "scripts" / "reproduce"
 INTENTS = {"fast": 8_484, "balanced": 3_341, "best": 14_672, "small": 50}
 
 
+def test_saved_stages_of_earlier_versions_scored_every_label_in_all_steps():
+    stage = EliasConfig().resolve(20_000, 8484).to_dict()["stages"][0]
+    assert stage.pop("label_share") == 0.25
+
+    (complete,) = complete_tree({"stages": [stage]})["stages"]
+
+    assert complete == {"label_share": 1.0} | stage
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_loads_and_says_what_it_is_for(name):
     config = EliasConfig.preset(name)

@@ -130,7 +130,7 @@ def test_neither_all_logits_nor_all_gradients_are_in_memory():
             bias,
             positives,
             scale=1.0,
-            update=lambda first, rows, _: moved.extend(range(first, first + len(rows))),
+            update=lambda rows, *_: moved.extend(range(n_labels)[rows]),
             chunk_size=chunk,
         )
         loss.backward()

@@ -148,10 +148,31 @@ def test_steps_too_small_for_bfloat16_still_add_up():
     optimizer = Optimizer(model, make_stage(label_lr=1e-4, weight_decay=0.0))
 
     for _ in range(100):  # to nearest, none of these would move a weight of 1
-        optimizer.label_update(1.0)(0, torch.ones(400, 16), torch.ones(400))
+        optimizer.label_update(1.0)(slice(0, 400), torch.ones(400, 16), torch.ones(400))
         optimizer.step(1.0)
 
     assert model.labels.weight.float().mean().item() == pytest.approx(0.99, abs=0.001)
+
+
+def test_the_first_half_of_a_stage_scores_a_share_of_the_labels(monkeypatch):
+    drawn = []
+    all_losses = OneVsAll.all_losses
+
+    def record(*args, **options):
+        drawn.append(options["drawn"])
+        return all_losses(*args, **options)
+
+    monkeypatch.setattr(OneVsAll, "all_losses", record)
+    shares = {}
+    for label_share in (0.5, 1.0):
+        drawn.clear()
+        run(replace(CONFIG, stages=(replace(STAGE, label_share=label_share),)))
+        shares[label_share] = [mask if mask is None else mask.float().mean() for mask in drawn]
+
+    first, last = shares[0.5][:12], shares[0.5][12:]  # 24 steps
+    assert 0.3 < sum(first) / 12 < 0.7
+    assert last == [None] * 12
+    assert shares[1.0] == [None] * 24
 
 
 def test_classifiers_start_at_centroids_with_biases_at_the_prior():
