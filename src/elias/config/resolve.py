@@ -175,8 +175,16 @@ class ResolvedIndex(IndexConfig):
     shortlist_size: int
     alpha: float
     beta: float
-    train_clusters: int
     train_shortlist: int
+
+    @property
+    def train_clusters(self) -> int:
+        """Return the number of clusters searched for a text in training.
+
+        They are the strongest parents of its labels and then the best others. A text with more
+        labels than this gets one cluster for each.
+        """
+        return self.beam_size + EXTRA_TRAIN_CLUSTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,7 +436,7 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
 
 def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
     if index.kind == "all":  # one cluster that holds every label, each with a score of 1
-        sizes = dict.fromkeys(("n_clusters", "beam_size", "train_clusters"), 1)
+        sizes = dict.fromkeys(("n_clusters", "beam_size"), 1)
         names = ("edges_per_cluster", "shortlist_size", "train_shortlist")
         sizes |= dict.fromkeys(names, n_labels)
         return _narrow(ResolvedIndex, index, **sizes, alpha=1.0, beta=1.0)
@@ -446,7 +454,6 @@ def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
         n_clusters=clusters,
         edges_per_cluster=edges,
         beam_size=beam,
-        train_clusters=index.train_clusters or beam + EXTRA_TRAIN_CLUSTERS,
         shortlist_size=shortlist,
         train_shortlist=index.train_shortlist or train_shortlist,
         alpha=index.alpha or beam * rule.alpha_share,
@@ -505,7 +512,8 @@ def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")
-    train_paths = (index.train_clusters * edges, "index.train_clusters * index.edges_per_cluster")
+    train_name = f"(index.beam_size + {EXTRA_TRAIN_CLUSTERS}) * index.edges_per_cluster"
+    train_paths = (index.train_clusters * edges, train_name)
     for name, value, (limit, meaning) in (
         ("n_clusters", clusters, labels),
         ("edges_per_cluster", edges, labels),

@@ -207,10 +207,6 @@ class IndexConfig:
     edge_init: Literal["counts", "random"] = "counts"
     """Initial edge logits: ``counts`` is ½·log(A' + 0.1), where A' are the co-occurrence counts of
     Eq. 9; ``random`` is uniform as in the paper (Eq. 10)."""
-    train_clusters: int | None = None
-    """Clusters searched for a text in training: first the strongest parents of its labels, then the
-    best others. A text with more labels than this gets one cluster for each. Derived:
-    beam_size + 5."""
     train_shortlist: int | None = None
     """Size of the shortlist in training. Derived: two thirds of shortlist_size (many labels: half
     of it). A smaller value makes training faster. Prediction uses shortlist_size."""
@@ -218,7 +214,7 @@ class IndexConfig:
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "index", "n_clusters", "edges_per_cluster", "beam_size")
-        _at_least(1, self, "index", "shortlist_size", "train_clusters", "train_shortlist")
+        _at_least(1, self, "index", "shortlist_size", "train_shortlist")
         _at_least(1, self, "index", "alpha", "beta")
 
 
@@ -335,7 +331,7 @@ class EnsembleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Validation, metrics and the choice of the best epoch."""
+    """Validation, metrics and the choice of the best epoch. Each epoch is validated."""
 
     validation_size: int | None = None
     """Number of training points held out if the corpus has no validation split; 0: none. Derived: a
@@ -352,33 +348,28 @@ class EvalConfig:
     drop_unhelpful: bool = True
     """Leave out the last stage, calibration or label names if they do not improve results on
     held-out points."""
-    every: int = 1
-    """Number of epochs between validations; the last epoch is always validated."""
     propensity: tuple[float, float] = PROPENSITY
     """A and B of the propensity model."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
         _at_least(0, self, "eval", "validation_size", "patience")
-        _at_least(1, self, "eval", "every")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints of a run, from which it resumes after an interruption.
 
-    They do not change the model. In addition, a checkpoint is always written at the end of a stage
-    and when a run is interrupted.
+    They do not change the model. A checkpoint is also written at the end of a stage and when a run
+    is interrupted. The newest two are kept.
     """
 
     minutes: float = 10.0
-    """Minutes between checkpoints; 0: no checkpoints within a stage."""
-    keep: int = 2
-    """Number of newest checkpoints to keep; 0: write no checkpoints."""
+    """Minutes between checkpoints; 0: write no checkpoints, so that a run cannot resume."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
-        _at_least(0, self, "checkpoint", "minutes", "keep", finite=True)
+        _at_least(0, self, "checkpoint", "minutes", finite=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,7 +392,7 @@ def estimate_memory(
     state = weights + steps["optimizer"] + steps["averaged weights"] + best
     training = {
         _BEST: best,
-        _CHECKPOINT: state if keeps_checkpoints and config.checkpoint.keep > 0 else 0,
+        _CHECKPOINT: state if keeps_checkpoints and config.checkpoint.minutes > 0 else 0,
     }
     if device.type == "cpu":
         encoder_resident = steps["other weights"] - sizes.encoder_bytes

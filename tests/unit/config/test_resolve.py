@@ -241,7 +241,7 @@ def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_gi
 
     index = resolved.index
     assert (index.n_clusters, index.edges_per_cluster, index.shortlist_size) == (1, 50, 50)
-    assert (index.alpha, index.beta, index.beam_size, index.train_clusters) == (1, 1, 1, 1)
+    assert (index.alpha, index.beta, index.beam_size) == (1, 1, 1)
     assert resolved.resolve(n_points=100, n_labels=50) == resolved
 
 

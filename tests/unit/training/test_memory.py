@@ -1,5 +1,6 @@
 """The arithmetic of memory, held against tensors that are really there."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,9 +75,7 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
     measured = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
 
-    only = EliasConfig.from_dict(
-        {**resolved.to_dict(), "stages": [resolved.to_dict()["stages"][0]]}
-    )
+    only = replace(resolved, stages=resolved.stages[:1])
     parts = estimate_memory(
         measured,
         resolved if stage == "stage2" else only,
