@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elias.training.dry_run import DryRun
 
 
+_STAGE_0 = "trains the encoder on label texts, if half of the points have a label with a text"
 _SHOWN_SECONDS = 1.0  # minimum duration of a step whose time is printed
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -91,7 +92,7 @@ def train(
         corpus = world.rank0_first(lambda: training.read_corpus(config))
         corpus, config, resolved = plan_training(config, corpus, start)
         configuration.note_defaults()
-        show_plan(config, resolved, corpus)
+        show_plan(config, resolved, corpus, continues=start is not None)
         if start is None and corpus.train.texts is not None and target_device.type == "cuda":
             _suggest_encoder(configuration, resolved)
         if dry_run:
@@ -170,14 +171,24 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
-def show_plan(config: EliasConfig, resolved: ResolvedConfig, corpus: elias.Corpus) -> None:
+def show_plan(
+    config: EliasConfig,
+    resolved: ResolvedConfig,
+    corpus: elias.Corpus,
+    *,
+    continues: bool = False,
+) -> None:
     """Print the sizes of the corpus and the resolved configuration on stderr.
 
-    Settings that are not set in ``config`` are printed with the reason for their value.
+    Settings that are not set in ``config`` are printed with the reason for their value. With
+    ``continues``, a saved model is trained further, without stage 0.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     why = reasons(config, resolved, len(corpus.train), corpus.n_labels)
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(resolved, why)]
+    if resolved.loss.label_text_weight and corpus.train.texts is not None and not continues:
+        first = next(i for i, row in enumerate(rows) if row[0] == resolved.stages[0].name)
+        rows.insert(first, ("stage 0", _STAGE_0))
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
@@ -223,10 +234,12 @@ def _show_estimate(estimate: DryRun) -> None:
         room = f"{gib(fit.needed)} of {gib(fit.capacity.total)}, {gib(fit.capacity.free)} free"
         processes = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
         rows.append((f"{fit.memory} {processes}", room))
+    if estimate.contrast_seconds:
+        rows.append(("stage 0", duration(estimate.contrast_seconds)))
     for stage, seconds in estimate.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     if estimate.total_seconds:
-        rows.append(("all epochs, at most", duration(estimate.total_seconds)))
+        rows.append(("all stages, at most", duration(estimate.total_seconds)))
         rows.append(("not included", "set-up, compilation, validation, ranker and tests"))
     console.show(console.grid(rows))
     if estimate.remedies:

@@ -30,6 +30,8 @@ from elias.errors import ConfigError
 
 T = TypeVar("T")
 
+RATES = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr", "label_eps", "weight_decay")
+"""Settings of the optimizer in each stage."""
 
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
@@ -500,11 +502,23 @@ def reasons(
             why[f"{where}.epochs"] = f"default of a {kind}"
         if stage.batch_size is None:
             why[f"{where}.batch_size"] = points
+        why[f"{where}.rates"] = _reason_of_rates(stage, resolved.encoder)
         is_large = n_points * n_labels > MAX_SCORES[kind]
         if index.kind == "graph" and stage.score_all is None and derived.score_all != is_large:
             limit = "more than" if is_large else "at most"
             why[f"{where}.score_all"] = f"points × labels {limit} {MAX_SCORES[kind]:,.0f}"
     return why
+
+
+def _reason_of_rates(stage: StageConfig, encoder: EncoderConfig) -> str:
+    """Return the reason for the `RATES` of a stage, which names those that are given."""
+    given = [name for name in RATES if getattr(stage, name) is not None]
+    reason = f"default of a {encoder.kind}"
+    if encoder.kind == "transformer" and "encoder_lr" not in given:
+        width = pretrained_width(encoder.model) or TUNED_WIDTH
+        if width > TUNED_WIDTH:
+            reason += f", encoder × {TUNED_WIDTH}/{width} for its width"
+    return f"{reason}; given: {', '.join(given)}" if given else reason
 
 
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:

@@ -69,7 +69,12 @@ from elias.training.checkpoint import (
 )
 from elias.training.contrastive import train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
-from elias.training.label_texts import LabelPoints, label_targets, labels_with_words
+from elias.training.label_texts import (
+    LabelPoints,
+    enough_covered,
+    label_targets,
+    labels_with_words,
+)
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
@@ -90,7 +95,6 @@ _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts for estimates about all texts
 _MIN_SINGLE = 10  # labels with one training point needed to estimate labels with none
 _MIN_HELD_OUT = 10  # labels with only held-out points, for them to be predicted
-_MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
@@ -466,16 +470,11 @@ class Trainer:
     def _train_by_contrast(self, initial_encoder: dict[str, Tensor]) -> None:
         """Train the encoder on label texts before the first stage, on rank 0.
 
-        Skip this if fewer than half of the points have a label with a text: the encoder would learn
-        to tell apart only these few labels. Restore the initial encoder if it is better on the
-        held-out points.
+        Skip this if fewer than half of the points have a label with a text, see `enough_covered`.
+        Restore the initial encoder if it is better on the held-out points.
         """
         encoder, texts, stage = self.encoder, self.contrast_texts, self.config.stages[0]
-        if texts is None or self.points.labels.shape[0] == 0:
-            return
-        has_text = np.zeros(self.points.labels.shape[1], dtype=np.float32)
-        has_text[texts.labels.indices] = 1
-        if np.mean(self.points.labels @ has_text > 0) < _MIN_COVERED:
+        if texts is None or not enough_covered(self.points.labels, texts.labels.indices):
             return
         seed, metric = self.config.member_seed, self.config.eval.select_by
         message = "contrastive training on label texts: loss %.4f"
