@@ -502,7 +502,8 @@ def reasons(
             why[f"{where}.epochs"] = f"default of a {kind}"
         if stage.batch_size is None:
             why[f"{where}.batch_size"] = points
-        why[f"{where}.rates"] = _reason_of_rates(stage, resolved.encoder)
+        if reason := _reason_of_rates(stage, resolved.encoder):
+            why[f"{where}.rates"] = reason
         is_large = n_points * n_labels > MAX_SCORES[kind]
         if index.kind == "graph" and stage.score_all is None and derived.score_all != is_large:
             limit = "more than" if is_large else "at most"
@@ -511,8 +512,10 @@ def reasons(
 
 
 def _reason_of_rates(stage: StageConfig, encoder: EncoderConfig) -> str:
-    """Return the reason for the `RATES` of a stage, which names those that are given."""
+    """Return the reason for the `RATES` of a stage; "" if all are given."""
     given = [name for name in RATES if getattr(stage, name) is not None]
+    if len(given) == len(RATES):
+        return ""
     reason = f"default of a {encoder.kind}"
     if encoder.kind == "transformer" and "encoder_lr" not in given:
         width = pretrained_width(encoder.model) or TUNED_WIDTH
