@@ -103,6 +103,11 @@ class ConfigOptions:
             config = config.with_encoder(self.encoder)
         return config.override(dict(map(parse_override, self.changes or [])))
 
+    @property
+    def chooses_encoder(self) -> bool:
+        """Return whether an encoder is named, or a file that may name one."""
+        return self.encoder is not None or self.config_file is not None
+
     def note_defaults(self) -> None:
         """Print a note that the defaults are used, if neither a preset nor a file is given."""
         if self.preset is None and self.config_file is None:

@@ -76,7 +76,7 @@ def train(
 
     from elias.kernels.device import pick_device
     from elias.training.numba_cache import compile_in_background
-    from elias.training.train import check_plan, plan_training, train_resolved
+    from elias.training.train import check_plan, encoder_hint, plan_training, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
@@ -90,11 +90,14 @@ def train(
         if init_from is not None:
             start = elias.Elias.from_pretrained(init_from, device=init_device)
         corpus = world.rank0_first(lambda: training.read_corpus(config))
-        corpus, config, resolved = plan_training(config, corpus, start)
+        own_device = world.device if world.shards_labels else target_device
+        corpus, config, resolved = plan_training(config, corpus, start, own_device)
         configuration.note_defaults()
         show_plan(config, resolved, corpus, continues=start is not None)
-        if start is None and corpus.train.texts is not None and target_device.type == "cuda":
-            _suggest_encoder(configuration, resolved)
+        is_chosen = start is not None or configuration.chooses_encoder
+        hint = None if is_chosen else encoder_hint(resolved, corpus, target_device)
+        if hint is not None:
+            console.note(f"{hint}: --encoder minilm (--encoder bag hides this note)")
         if dry_run:
             from elias.training.dry_run import estimate_run
 
@@ -192,16 +195,6 @@ def show_plan(
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
-
-
-def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfig) -> None:
-    """Suggest a pretrained encoder, unless the user chose an encoder or a configuration file."""
-    chosen = configuration.encoder is not None or configuration.config_file is not None
-    if config.encoder.kind == "bag" and not chosen:
-        console.note(
-            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, which was "
-            "more accurate than the default on our corpora (--encoder bag hides this note)"
-        )
 
 
 @contextmanager

@@ -73,12 +73,15 @@ LONG_TEXT_BYTES = 500
 """Size from which texts count as long, about 80 words. The 95th percentile is compared with it."""
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
+"""Estimate for a model without a tokenizer file."""
 MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
 """Maximum of points × labels for which a stage scores every label.
 
 A bag encoder then trains for some minutes on a CPU. The limit for a transformer is lower, because
 it learns more from hard negatives if most labels have one or two points."""
-BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
+MIN_BATCH_SIZE = 16
+"""Minimum of derived batch sizes, also if a larger batch does not fit into the memory."""
+BATCH_SIZES = {"bag": (MIN_BATCH_SIZE, 256), "transformer": (MIN_BATCH_SIZE, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
 
@@ -248,7 +251,11 @@ class ResolvedConfig(EliasConfig):
 
 
 def fill_sizes(
-    config: EliasConfig, n_points: int, n_labels: int, n_bytes: int | None = None
+    config: EliasConfig,
+    n_points: int,
+    n_labels: int,
+    n_bytes: int | None = None,
+    n_tokens: int | None = None,
 ) -> ResolvedConfig:
     """Return ``config`` with every None derived from N points, L labels and the length of texts.
 
@@ -274,7 +281,7 @@ def fill_sizes(
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_fill_encoder(config.encoder, n_bytes),
+        encoder=_fill_encoder(config.encoder, n_bytes, n_tokens),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(
@@ -302,14 +309,18 @@ def char_ngrams(rerank: RerankConfig, n_bytes: int | None, *, few: bool) -> tupl
     return (0, 0) if reads_words and (n_bytes or 0) >= LONG_TEXT_BYTES else CHAR_NGRAMS
 
 
-def _fill_encoder(encoder: EncoderConfig, n_bytes: int | None) -> ResolvedEncoder:
+def _fill_encoder(
+    encoder: EncoderConfig, n_bytes: int | None, n_tokens: int | None
+) -> ResolvedEncoder:
     pooling, length = encoder.pooling, encoder.max_length
     pretrained = encoder.kind == "transformer"
     if pooling is None:
         pooling = pretrained_pooling(encoder.model) if pretrained else "mean"
     if length is None:
         limit = pretrained_max_tokens(encoder.model) if pretrained else None
-        length = min(max_length(n_bytes), limit or MAX_LENGTHS[-1])
+        if n_tokens is None and n_bytes is not None:
+            n_tokens = round(n_bytes / BYTES_PER_TOKEN) + 2
+        length = min(max_length(n_tokens or 0), limit or MAX_LENGTHS[-1])
     return _narrow(ResolvedEncoder, encoder, pooling=pooling, max_length=length)
 
 
@@ -367,13 +378,12 @@ def batch_size(kind: str, n_points: int, steps: int) -> int:
     return min(1 << round(math.log2(max(n_points / steps, least))), most)
 
 
-def max_length(n_bytes: int | None) -> int:
-    """Return the number of tokens that a text of ``n_bytes`` needs, one of `MAX_LENGTHS`.
+def max_length(n_tokens: int) -> int:
+    """Return the length for texts of ``n_tokens``, one of `MAX_LENGTHS`.
 
-    >>> max_length(100), max_length(10_000)
+    >>> max_length(30), max_length(3000)
     (32, 256)
     """
-    n_tokens = 0 if n_bytes is None else n_bytes / BYTES_PER_TOKEN + 2
     return next((length for length in MAX_LENGTHS if length >= n_tokens), MAX_LENGTHS[-1])
 
 
@@ -496,12 +506,14 @@ def reasons(
         if getattr(getattr(config, section), name) is not None:
             del why[key]
     config = replace(config, index=replace(config.index, kind=index.kind))  # it decides the stages
-    for stage, derived in zip(config.stages, resolved.stages, strict=True):
+    unlimited = _fill_stages(config, n_points, n_labels)
+    for stage, derived, usual in zip(config.stages, resolved.stages, unlimited, strict=True):
         where = f"stages.{derived.name}"
         if stage.epochs is None:
             why[f"{where}.epochs"] = f"default of a {kind}"
         if stage.batch_size is None:
-            why[f"{where}.batch_size"] = points
+            is_less = derived.batch_size < usual.batch_size
+            why[f"{where}.batch_size"] = points + ", limited by the memory" * is_less
         if reason := _reason_of_rates(stage, resolved.encoder):
             why[f"{where}.rates"] = reason
         is_large = n_points * n_labels > MAX_SCORES[kind]

@@ -126,8 +126,8 @@ class EncoderConfig:
     (``1_Pooling`` of sentence-transformers, ``classifier_pooling``), else ``mean``."""
     max_length: int | None = None
     """transformer: maximum number of tokens; longer texts are truncated, and their number is
-    logged. Derived: the smallest of 32, 64, 128 and 256 that is enough for 95% of the texts, as
-    estimated from their size in bytes, but at most the limit of the model."""
+    logged. Derived: the smallest of 32, 64, 128 and 256 that is enough for 95% of the texts, which
+    a sample tells, but at most the limit of the model."""
     windows: int = 1
     """transformer: maximum number of windows of ``max_length`` tokens into which a longer text is
     split. φ is the mean over the windows, weighted by their numbers of tokens. Time and memory grow
@@ -519,10 +519,17 @@ class EliasConfig:
         pooling = self.encoder.pooling if name == self.encoder.model else None
         return self.override({"encoder.model": name, "encoder.pooling": pooling})
 
-    def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
+    def resolve(
+        self,
+        n_points: int,
+        n_labels: int,
+        n_bytes: int | None = None,
+        n_tokens: int | None = None,
+    ) -> ResolvedConfig:
         """Return a copy in which every setting that is None is derived from the data.
 
         ``n_bytes`` is the 95th percentile of the size of texts in UTF-8, or None without texts.
+        ``n_tokens`` is that of their number of tokens, or None to estimate it from ``n_bytes``.
 
         Raises:
             ConfigError: If sizes do not fit each other or the number of labels.
@@ -533,6 +540,6 @@ class EliasConfig:
             raise ConfigError(
                 f"a model needs at least one label, but the corpus has {n_labels}; check its labels"
             )
-        resolved = fill_sizes(self, n_points, n_labels, n_bytes)
+        resolved = fill_sizes(self, n_points, n_labels, n_bytes, n_tokens)
         check_sizes(resolved.index, n_labels)
         return resolved
