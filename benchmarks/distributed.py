@@ -66,7 +66,6 @@ def configuration(chosen):
         n_clusters=chosen.clusters,
         edges_per_cluster=-(-chosen.labels // chosen.clusters),
         beam_size=20,
-        train_clusters=25,
         shortlist_size=chosen.shortlist,
         train_shortlist=chosen.shortlist,
         beta=10.0,

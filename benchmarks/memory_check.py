@@ -155,20 +155,23 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
             layers=12,
             width=768,
         )
-        config = EliasConfig().override(
-            {
-                "encoder.model": "minilm",
-                "encoder.compile": compiled,
-                "index.n_clusters": shape.n_clusters,
-                "index.edges_per_cluster": shape.n_edges,
-                "index.shortlist_size": shape.shortlist_size,
-                "index.train_shortlist": shape.shortlist_size,
-                "index.beam_size": shape.beam_size,
-                "index.train_clusters": shape.train_clusters,
-                "index.label_storage": storage,
-                "stages.stage2.batch_size": shape.batch,
-                "stages.stage2.average_from": STAGE.average_from,
-            }
+        config = (
+            EliasConfig()
+            .override(
+                {
+                    "encoder.model": "minilm",
+                    "encoder.compile": compiled,
+                    "index.n_clusters": shape.n_clusters,
+                    "index.edges_per_cluster": shape.n_edges,
+                    "index.shortlist_size": shape.shortlist_size,
+                    "index.train_shortlist": shape.shortlist_size,
+                    "index.beam_size": shape.beam_size,
+                    "index.label_storage": storage,
+                    "stages.stage2.batch_size": shape.batch,
+                    "stages.stage2.average_from": STAGE.average_from,
+                }
+            )
+            .resolve(shape.batch, shape.n_labels)
         )
         parts = step_memory(sizes, config, config.stages[1], device)
         row = memory_row(f"{name} {storage}", sum(parts.values()), peak)

@@ -75,7 +75,7 @@ def override_of(text):
 def train_run(given, folder):
     config = EliasConfig.from_file(given.config) if given.config else EliasConfig()
     # the ranker runs after the last epoch, so it does not change these times
-    settings = {"eval.every": 1, "rerank.enabled": False}
+    settings = {"rerank.enabled": False}
     config = config.override(settings | dict(map(override_of, given.set)))
     train(load_corpus(given.corpus), config, out=folder, device=given.device, overwrite=True)
 

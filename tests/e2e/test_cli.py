@@ -129,7 +129,7 @@ def test_a_dry_run_prints_a_configuration_that_can_be_used_and_writes_nothing(
     assert result.code == 0
     assert config.to_dict() == config.resolve(400, 120).to_dict()
     assert config.encoder.dim == 16
-    assert "all epochs, at most" in result.err
+    assert "all stages, at most" in result.err
     assert "not included" in result.err
     assert " 0 MiB" not in result.err
     assert "nothing was written" in result.err

@@ -169,7 +169,7 @@ def test_checkpoints_do_not_change_the_run(corpus, finished, tmp_path):
     often = SMALL.override({"checkpoint.minutes": 1e-9})
 
     train(corpus, often, out=tmp_path / "often", device="cpu")
-    train(corpus, SMALL.override({"checkpoint.keep": 0}), out=tmp_path / "none", device="cpu")
+    train(corpus, SMALL.override({"checkpoint.minutes": 0}), out=tmp_path / "none", device="cpu")
 
     assert content(tmp_path / "often") == content(finished(SMALL))
     assert content(tmp_path / "none") == content(finished(SMALL))
@@ -434,7 +434,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path):
     settings = {"encoder.dim": 16, "encoder.hidden_dim": 16, "stages.stage1.batch_size": 4}
     short = {"index.kind": "graph", "stages.stage1.epochs": 400, "stages.stage2.epochs": 1}
     options = [f"--set={key}={value}" for key, value in {**settings, **short}.items()]
-    command = ["train", data, "--out", out, "--device", "cpu", "--set=eval.every=400", *options]
+    command = ["train", data, "--out", out, "--device", "cpu", *options]
     process = start_elias(*command, "--set=checkpoint.minutes=1e-9", stdout=subprocess.PIPE)
     while not list(out.glob("checkpoints/0*")):
         assert process.poll() is None, process.stderr.read().decode()

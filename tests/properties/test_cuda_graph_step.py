@@ -38,7 +38,6 @@ INDEX = IndexConfig(
     n_clusters=4,
     edges_per_cluster=5,
     beam_size=3,
-    train_clusters=4,
     shortlist_size=6,
     train_shortlist=6,
     beta=2.0,

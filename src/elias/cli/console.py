@@ -175,8 +175,9 @@ def stage_table(model: Elias, split: str) -> list[RenderableType]:
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
     the model's threshold, if it has one. The heading has the number of points, if it is known, and
-    the standard error of the last P@1. It names components that were measured but not saved,
-    because they did not help. Metrics that are the same for every ranking are left out.
+    the standard error of the last P@1. It names stages and components that were measured but not
+    saved, because they did not help. A line below it says which stages score every label. Metrics
+    that are the same for every ranking are left out.
     """
     from elias.metrics import depends_on_ranking
     from elias.report.report import COMPONENTS
@@ -189,11 +190,14 @@ def stage_table(model: Elias, split: str) -> list[RenderableType]:
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in shown_metrics)]
         for stage, values in stages.items()
     ]
+    trained = [stage for stage in model.config.stages if stage.name in stages]
+    saved = {*(stage.name for stage in trained), *model.components, "ensemble"}
+    task = {True: "scores every label", False: "searches the index"}
+    tasks = ", ".join(f"{stage.name} {task[stage.score_all]}" for stage in trained)
     about = "; rows above the ensemble show its first member" if "ensemble" in stages else ""
-    left_out = {*COMPONENTS} & {*stages} - {*model.components}
+    left_out = [COMPONENTS.get(name, name) for name in stages if name not in saved]
     if left_out:
-        titles = ", ".join(COMPONENTS[name] for name in stages if name in left_out)
-        about += f" ({titles}: not saved)"
+        about += f" ({', '.join(left_out)}: not saved)"
     n_points = metadata.get("data", {}).get("splits", {}).get(split, {}).get("points")
     counted = f" ({n_points:,} points)" if n_points else ""
     *_, last = {}, *stages.values()
@@ -202,6 +206,7 @@ def stage_table(model: Elias, split: str) -> list[RenderableType]:
         counted = f" ({n_points:,} points, standard error of P@1 {error:.1f})"
     shown: list[RenderableType] = [
         f"On the {split} split{counted}, in percent{about}:",
+        *([f"({tasks})"] if len(trained) > 1 else []),
         columns(["", *shown_metrics], rows),
     ]
     if at_threshold := probabilities.get("at_threshold", {}).get(split):

@@ -29,12 +29,15 @@ NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create."
 @app.command(cls=options.Command)
 @options.expand_groups
 def info(
-    path: options.DataPath, reading: options.CorpusOptions, as_json: options.AsJson = False
+    path: options.DataPath,
+    reading: options.CorpusOptions,
+    group: options.GroupColumn = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show examples and statistics of a corpus, and hints about problems in the data."""
     from elias.data.stats import data_hints, example_labels, example_points
 
-    corpus = reading.read(path)
+    corpus = reading.read(path, group=group)
     stats = elias.corpus_stats(corpus)
     examples, (frequent, rare) = example_points(corpus), example_labels(corpus)
     hints = list(map(console.name_options, data_hints(corpus, stats)))
@@ -125,11 +128,12 @@ def convert(
         ),
     ] = None,
     reading: options.CorpusOptions,
+    group: options.GroupColumn = None,
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Write a corpus in another format."""
-    corpus = reading.read(source, test_size=test_size)
+    corpus = reading.read(source, group=group, test_size=test_size)
     written = elias.convert(corpus, target, to, overwrite=overwrite)
     console.note(f"written in {written.format} format")
     typer.echo(written.path)

@@ -84,7 +84,9 @@ class Experiment:
                 f"{conflicts[0]}: has no effect with a trained --model; leave out one of them"
             )
         model = elias.Elias.from_pretrained(path, device=device)
-        corpus = self.training.reading.read_as_trained(data, model, test_size=test_size or 0)
+        corpus = self.training.reading.read_as_trained(
+            data, model, test_size=test_size or 0, group=self.training.group
+        )
         if test_size is None and list(corpus.splits) == ["train"]:
             restored = restore_splits(corpus, model.label_names, model.metadata)
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)

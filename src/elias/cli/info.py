@@ -117,10 +117,29 @@ def config_rows(
         ("encoder", _describe_encoder(config.encoder, because)),
         *_index_rows(config.index, because),
         ("validation points", because(held_out, "eval.validation_size")),
-        *((stage.name, _describe_stage(stage, because)) for stage in config.stages),
+        *(row for stage in config.stages for row in _stage_rows(stage, config.encoder, because)),
         ("ranker", _describe_ranker_config(config, because)),
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
+    ]
+
+
+def _stage_rows(
+    stage: ResolvedStage, encoder: EncoderConfig, because: Because
+) -> list[tuple[str, str]]:
+    """Return a row for the task and the duration of a stage, and one for its optimizer."""
+    names = {"encoder_lr": "encoder", "bag_lr": "vectors", "label_lr": "labels"}
+    if encoder.kind == "transformer":
+        del names["bag_lr"]
+    if not stage.score_all:
+        names["cluster_lr"] = "clusters"
+    if stage.learn_graph:
+        names["edge_lr"] = "edges"
+    names |= {"label_eps": "ε of labels", "weight_decay": "weight decay"}
+    rates = ", ".join(f"{title} {getattr(stage, name):g}" for name, title in names.items())
+    return [
+        (stage.name, _describe_stage(stage, because)),
+        (f"{stage.name} rates", because(rates, f"stages.{stage.name}.rates")),
     ]
 
 

@@ -103,10 +103,24 @@ class ConfigOptions:
             config = config.with_encoder(self.encoder)
         return config.override(dict(map(parse_override, self.changes or [])))
 
+    @property
+    def chooses_encoder(self) -> bool:
+        """Return whether an encoder is named, or a file that may name one."""
+        return self.encoder is not None or self.config_file is not None
+
     def note_defaults(self) -> None:
         """Print a note that the defaults are used, if neither a preset nor a file is given."""
         if self.preset is None and self.config_file is None:
             console.note("no --preset and no --config: the defaults are used")
+
+
+GroupColumn = Annotated[
+    str | None,
+    Option(
+        metavar="COLUMN",
+        help="Keep rows with the same value in one split (default: near-duplicates).",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +131,6 @@ class CorpusOptions:
     labels: Annotated[str | None, Option(metavar="COLUMN", help="Labels column of a table.")] = None
     separator: Annotated[
         str | None, Option(metavar="CHARS", help="Separator of the labels in a cell.")
-    ] = None
-    group: Annotated[
-        str | None,
-        Option(
-            metavar="COLUMN",
-            help="Keep rows with the same value in one split (default: near-duplicates).",
-        ),
     ] = None
     no_header: Annotated[bool, Option("--no-header", help="No header; columns are 1, 2, …")] = False
     encoding: Encoding = None
@@ -144,10 +151,10 @@ class CorpusOptions:
         return elias.load_corpus(path, **{**self.arguments(), **settings})
 
     def read_as_trained(
-        self, path: Path, model: elias.Elias, *, test_size: float = 0
+        self, path: Path, model: elias.Elias, *, test_size: float = 0, group: str | None = None
     ) -> elias.Corpus:
         """Read a corpus with the options of the training data, unless other options are given."""
-        columns = self.arguments()
+        columns = {**self.arguments(), "group": group}
         table, language = columns.pop("label_table"), columns.pop("language")
         if table is None and model.label_table.ids is not None:
             table = model.label_table  # the corpus may have label ids instead of names
@@ -164,6 +171,7 @@ class TrainingOptions:
     configuration: ConfigOptions
     device: DeviceName = "auto"
     reading: CorpusOptions
+    group: GroupColumn = None
     test_size: TestSize = None
     overwrite: Overwrite = False
 
@@ -182,8 +190,8 @@ class TrainingOptions:
 
     def read_corpus(self, config: EliasConfig) -> elias.Corpus:
         """Read the corpus, in memory or on disk."""
-        on_disk = config.data.on_disk
-        return self.reading.read(self.data, test_size=self.test_size, on_disk=on_disk)
+        settings = {"on_disk": config.data.on_disk, "test_size": self.test_size}
+        return self.reading.read(self.data, group=self.group, **settings)
 
 
 def training_options(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elias.training.dry_run import DryRun
 
 
+_STAGE_0 = "trains the encoder on label texts, if half of the points have a label with a text"
 _SHOWN_SECONDS = 1.0  # minimum duration of a step whose time is printed
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -75,7 +76,7 @@ def train(
 
     from elias.kernels.device import pick_device
     from elias.training.numba_cache import compile_in_background
-    from elias.training.train import check_plan, plan_training, train_resolved
+    from elias.training.train import check_plan, encoder_hint, plan_training, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
@@ -89,11 +90,14 @@ def train(
         if init_from is not None:
             start = elias.Elias.from_pretrained(init_from, device=init_device)
         corpus = world.rank0_first(lambda: training.read_corpus(config))
-        corpus, config, resolved = plan_training(config, corpus, start)
+        own_device = world.device if world.shards_labels else target_device
+        corpus, config, resolved = plan_training(config, corpus, start, own_device)
         configuration.note_defaults()
-        show_plan(config, resolved, corpus)
-        if start is None and corpus.train.texts is not None and target_device.type == "cuda":
-            _suggest_encoder(configuration, resolved)
+        show_plan(config, resolved, corpus, continues=start is not None)
+        is_chosen = start is not None or configuration.chooses_encoder
+        hint = None if is_chosen else encoder_hint(resolved, corpus, target_device)
+        if hint is not None:
+            console.note(f"{hint}: --encoder minilm (--encoder bag hides this note)")
         if dry_run:
             from elias.training.dry_run import estimate_run
 
@@ -170,27 +174,27 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
-def show_plan(config: EliasConfig, resolved: ResolvedConfig, corpus: elias.Corpus) -> None:
+def show_plan(
+    config: EliasConfig,
+    resolved: ResolvedConfig,
+    corpus: elias.Corpus,
+    *,
+    continues: bool = False,
+) -> None:
     """Print the sizes of the corpus and the resolved configuration on stderr.
 
-    Settings that are not set in ``config`` are printed with the reason for their value.
+    Settings that are not set in ``config`` are printed with the reason for their value. With
+    ``continues``, a saved model is trained further, without stage 0.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     why = reasons(config, resolved, len(corpus.train), corpus.n_labels)
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(resolved, why)]
+    if resolved.loss.label_text_weight and corpus.train.texts is not None and not continues:
+        first = next(i for i, row in enumerate(rows) if row[0] == resolved.stages[0].name)
+        rows.insert(first, ("stage 0", _STAGE_0))
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
-
-
-def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfig) -> None:
-    """Suggest a pretrained encoder, unless the user chose an encoder or a configuration file."""
-    chosen = configuration.encoder is not None or configuration.config_file is not None
-    if config.encoder.kind == "bag" and not chosen:
-        console.note(
-            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, which was "
-            "more accurate than the default on our corpora (--encoder bag hides this note)"
-        )
 
 
 @contextmanager
@@ -223,10 +227,12 @@ def _show_estimate(estimate: DryRun) -> None:
         room = f"{gib(fit.needed)} of {gib(fit.capacity.total)}, {gib(fit.capacity.free)} free"
         processes = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
         rows.append((f"{fit.memory} {processes}", room))
+    if estimate.contrast_seconds:
+        rows.append(("stage 0", duration(estimate.contrast_seconds)))
     for stage, seconds in estimate.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     if estimate.total_seconds:
-        rows.append(("all epochs, at most", duration(estimate.total_seconds)))
+        rows.append(("all stages, at most", duration(estimate.total_seconds)))
         rows.append(("not included", "set-up, compilation, validation, ranker and tests"))
     console.show(console.grid(rows))
     if estimate.remedies:

@@ -216,12 +216,21 @@ def _preset_text(name: str) -> str:
     return (resources.files("elias") / "presets" / f"{name}.toml").read_text(encoding="utf8")
 
 
+def _train_clusters(index: Mapping[str, Any]) -> Any:
+    """Return the fixed value of ``index.train_clusters``, or the given one if it has no effect."""
+    given, beam_size = index["train_clusters"], index.get("beam_size")
+    if given is None or beam_size is None or index.get("kind") == "all":
+        return given
+    return beam_size + 5
+
+
 _NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
 _OLD_RERANK = {"loss": "squared-hinge", "names": False}
 """Values assumed for ranker keys that older configurations lack."""
 _REMOVED: dict[str, Any] = {
     "encoder.capture": True,
     "encoder.min_count": lambda part: part["min_count"] if part["min_count"] in (None, 1) else 2,
+    "index.train_clusters": _train_clusters,
     "stages.warmup": 0.1,
     "stages.max_grad_norm": 0.0,
     "rerank.min_count": 1,
@@ -234,7 +243,9 @@ _REMOVED: dict[str, Any] = {
     "rerank.tree_depth": 5,
     "rerank.tree_leaf": lambda part: 1 if part.get("trees") == 1 else 20,
     "rerank.mixture": "sum",
+    "eval.every": 1,
     "checkpoint.steps": lambda part: part["steps"],  # any value
+    "checkpoint.keep": lambda part: part["keep"],  # any value
 }
 """Removed keys and their fixed values. A function computes the value from the section of the key.
 
@@ -247,6 +258,8 @@ _REPLACED = {
     "rerank.sharpness": "it is chosen on held-out points",
     "rerank.tree_leaf": "it follows from rerank.trees",
     "checkpoint.steps": "use checkpoint.minutes",
+    "checkpoint.keep": "it is always 2; checkpoint.minutes=0 writes none",
+    "index.train_clusters": "it is always index.beam_size + 5",
     **dict.fromkeys(("eval.propensity_a", "eval.propensity_b"), "use eval.propensity = [A, B]"),
 }
 """Replacements of removed keys, for error messages. Other removed keys have a fixed value."""

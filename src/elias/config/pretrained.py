@@ -1,11 +1,12 @@
-"""Find a pretrained encoder, and read its pooling and sizes from its files."""
+"""Find a pretrained encoder, and read its pooling, sizes and tokenizer from its files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from elias.config.io import looks_like_path
 from elias.errors import ModelError, damaged_file
@@ -17,6 +18,15 @@ MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 CONFIG_FILE = "config.json"
 POOLING_FILE = "1_Pooling/config.json"
 """File in which sentence-transformers stores how token vectors are pooled."""
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class PretrainedSizes(NamedTuple):
+    """Number of layers of a transformer, their width, and the approximate number of weights."""
+
+    layers: int
+    width: int
+    weights: int
 
 
 def find_pretrained(model: str) -> str:
@@ -67,12 +77,47 @@ def pretrained_width(model: str) -> int | None:
     return next((width for width in widths if isinstance(width, int) and width > 0), None)
 
 
+def pretrained_sizes(model: str) -> PretrainedSizes | None:
+    """Return the sizes of the model; None if its files do not say."""
+    settings, width = _read(model, CONFIG_FILE), pretrained_width(model)
+    names = ("num_hidden_layers", "n_layers", "num_layers")
+    layers = next((n for name in names if isinstance(n := settings.get(name), int)), None)
+    if layers is None or width is None:
+        return None
+    vocabulary = settings.get("vocab_size")
+    n_rows = vocabulary if isinstance(vocabulary, int) else 0
+    return PretrainedSizes(layers, width, 12 * layers * width**2 + n_rows * width)
+
+
+def count_tokens(model: str, texts: Sequence[str]) -> list[int] | None:
+    """Return the number of tokens of each text, with special tokens.
+
+    Return None if the model has no tokenizer file, or if it cannot be read: loading the encoder
+    reports the problem.
+    """
+    from tokenizers import Tokenizer  # slow to import
+
+    path = _file(model, TOKENIZER_FILE)
+    if not path.is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
+    except Exception:  # tokenizers raises no narrower type
+        return None
+
+
+def _file(model: str, name: str) -> Path:
+    """Return the path of a file of a model. If the model has no such file, it does not exist."""
+    source = find_pretrained(model)
+    return Path(source) / name if Path(source).is_dir() else _download(source, name)
+
+
 def _read(model: str, name: str) -> dict[str, Any]:
     """Read a JSON file of a model; return an empty dict if the model has no such file."""
-    source = find_pretrained(model)
-    path = Path(source) / name
-    if not Path(source).is_dir():
-        path = _download(source, name)
+    path = _file(model, name)
     if not path.is_file():
         return {}
     try:

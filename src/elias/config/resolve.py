@@ -31,6 +31,8 @@ from elias.errors import ConfigError
 
 T = TypeVar("T")
 
+RATES = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr", "label_eps", "weight_decay")
+"""Settings of the optimizer in each stage."""
 
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
@@ -72,6 +74,7 @@ LONG_TEXT_BYTES = 500
 """Size from which texts count as long, about 80 words. The 95th percentile is compared with it."""
 MAX_LENGTHS = (32, 64, 128, 256)
 BYTES_PER_TOKEN = 3.5
+"""Estimate for a model without a tokenizer file."""
 MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
 """Maximum of points × labels for which a stage scores every label.
 
@@ -79,7 +82,9 @@ A bag encoder then trains for some minutes on a CPU. The limit for a transformer
 it learns more from hard negatives if most labels have one or two points."""
 LABEL_SHARE, MAX_LABEL_SAMPLE = 0.25, 8192
 """Share of the labels that a step of a bag encoder scores at first, and their maximum number."""
-BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
+MIN_BATCH_SIZE = 16
+"""Minimum of derived batch sizes, also if a larger batch does not fit into the memory."""
+BATCH_SIZES = {"bag": (MIN_BATCH_SIZE, 256), "transformer": (MIN_BATCH_SIZE, 1024)}
 TUNED_WIDTH = 384
 """Dimension of MiniLM, for which the learning rates of a transformer were tuned.
 
@@ -179,8 +184,16 @@ class ResolvedIndex(IndexConfig):
     shortlist_size: int
     alpha: float
     beta: float
-    train_clusters: int
     train_shortlist: int
+
+    @property
+    def train_clusters(self) -> int:
+        """Return the number of clusters searched for a text in training.
+
+        They are the strongest parents of its labels and then the best others. A text with more
+        labels than this gets one cluster for each.
+        """
+        return self.beam_size + EXTRA_TRAIN_CLUSTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +264,11 @@ class ResolvedConfig(EliasConfig):
 
 
 def fill_sizes(
-    config: EliasConfig, n_points: int, n_labels: int, n_bytes: int | None = None
+    config: EliasConfig,
+    n_points: int,
+    n_labels: int,
+    n_bytes: int | None = None,
+    n_tokens: int | None = None,
 ) -> ResolvedConfig:
     """Return ``config`` with every None derived from N points, L labels and the length of texts.
 
@@ -280,7 +297,7 @@ def fill_sizes(
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_fill_encoder(config.encoder, n_bytes),
+        encoder=_fill_encoder(config.encoder, n_bytes, n_tokens),
         index=_fill_index(config.index, config.encoder.kind, n_labels),
         loss=_narrow(ResolvedLoss, config.loss, label_contrast=contrast),
         stages=_fill_stages(config, n_points, n_labels),
@@ -309,14 +326,18 @@ def char_ngrams(rerank: RerankConfig, n_bytes: int | None, *, few: bool) -> tupl
     return (0, 0) if reads_words and (n_bytes or 0) >= LONG_TEXT_BYTES else CHAR_NGRAMS
 
 
-def _fill_encoder(encoder: EncoderConfig, n_bytes: int | None) -> ResolvedEncoder:
+def _fill_encoder(
+    encoder: EncoderConfig, n_bytes: int | None, n_tokens: int | None
+) -> ResolvedEncoder:
     pooling, length = encoder.pooling, encoder.max_length
     pretrained = encoder.kind == "transformer"
     if pooling is None:
         pooling = pretrained_pooling(encoder.model) if pretrained else "mean"
     if length is None:
         limit = pretrained_max_tokens(encoder.model) if pretrained else None
-        length = min(max_length(n_bytes), limit or MAX_LENGTHS[-1])
+        if n_tokens is None and n_bytes is not None:
+            n_tokens = round(n_bytes / BYTES_PER_TOKEN) + 2
+        length = min(max_length(n_tokens or 0), limit or MAX_LENGTHS[-1])
     return _narrow(ResolvedEncoder, encoder, pooling=pooling, max_length=length)
 
 
@@ -387,13 +408,12 @@ def label_share(n_labels: int) -> float:
     return 1.0 if n_labels <= MAX_SCORED_LABELS else min(LABEL_SHARE, MAX_LABEL_SAMPLE / n_labels)
 
 
-def max_length(n_bytes: int | None) -> int:
-    """Return the number of tokens that a text of ``n_bytes`` needs, one of `MAX_LENGTHS`.
+def max_length(n_tokens: int) -> int:
+    """Return the length for texts of ``n_tokens``, one of `MAX_LENGTHS`.
 
-    >>> max_length(100), max_length(10_000)
+    >>> max_length(30), max_length(3000)
     (32, 256)
     """
-    n_tokens = 0 if n_bytes is None else n_bytes / BYTES_PER_TOKEN + 2
     return next((length for length in MAX_LENGTHS if length >= n_tokens), MAX_LENGTHS[-1])
 
 
@@ -458,7 +478,7 @@ def validation_size(n_points: int, *, refits: bool = False) -> int:
 
 def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
     if index.kind == "all":  # one cluster that holds every label, each with a score of 1
-        sizes = dict.fromkeys(("n_clusters", "beam_size", "train_clusters"), 1)
+        sizes = dict.fromkeys(("n_clusters", "beam_size"), 1)
         names = ("edges_per_cluster", "shortlist_size", "train_shortlist")
         sizes |= dict.fromkeys(names, n_labels)
         return _narrow(ResolvedIndex, index, **sizes, alpha=1.0, beta=1.0)
@@ -476,7 +496,6 @@ def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
         n_clusters=clusters,
         edges_per_cluster=edges,
         beam_size=beam,
-        train_clusters=index.train_clusters or beam + EXTRA_TRAIN_CLUSTERS,
         shortlist_size=shortlist,
         train_shortlist=index.train_shortlist or train_shortlist,
         alpha=index.alpha or beam * rule.alpha_share,
@@ -517,12 +536,16 @@ def reasons(
         if getattr(getattr(config, section), name) is not None:
             del why[key]
     config = replace(config, index=replace(config.index, kind=index.kind))  # it decides the stages
-    for stage, derived in zip(config.stages, resolved.stages, strict=True):
+    unlimited = _fill_stages(config, n_points, n_labels)
+    for stage, derived, usual in zip(config.stages, resolved.stages, unlimited, strict=True):
         where = f"stages.{derived.name}"
         if stage.epochs is None:
             why[f"{where}.epochs"] = f"default of a {kind}"
         if stage.batch_size is None:
-            why[f"{where}.batch_size"] = points
+            is_less = derived.batch_size < usual.batch_size
+            why[f"{where}.batch_size"] = points + ", limited by the memory" * is_less
+        if reason := _reason_of_rates(stage, resolved.encoder):
+            why[f"{where}.rates"] = reason
         is_large = n_points * n_labels > MAX_SCORES[kind]
         if index.kind == "graph" and stage.score_all is None and derived.score_all != is_large:
             limit = "more than" if is_large else "at most"
@@ -530,12 +553,26 @@ def reasons(
     return why
 
 
+def _reason_of_rates(stage: StageConfig, encoder: EncoderConfig) -> str:
+    """Return the reason for the `RATES` of a stage; "" if all are given."""
+    given = [name for name in RATES if getattr(stage, name) is not None]
+    if len(given) == len(RATES):
+        return ""
+    reason = f"default of a {encoder.kind}"
+    if encoder.kind == "transformer" and "encoder_lr" not in given:
+        width = pretrained_width(encoder.model) or TUNED_WIDTH
+        if width > TUNED_WIDTH:
+            reason += f", encoder × {TUNED_WIDTH}/{width} for its width"
+    return f"{reason}; given: {', '.join(given)}" if given else reason
+
+
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
     """Raise `ConfigError` if the sizes do not fit each other or the number of labels."""
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")
-    train_paths = (index.train_clusters * edges, "index.train_clusters * index.edges_per_cluster")
+    train_name = f"(index.beam_size + {EXTRA_TRAIN_CLUSTERS}) * index.edges_per_cluster"
+    train_paths = (index.train_clusters * edges, train_name)
     for name, value, (limit, meaning) in (
         ("n_clusters", clusters, labels),
         ("edges_per_cluster", edges, labels),

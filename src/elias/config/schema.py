@@ -126,8 +126,8 @@ class EncoderConfig:
     (``1_Pooling`` of sentence-transformers, ``classifier_pooling``), else ``mean``."""
     max_length: int | None = None
     """transformer: maximum number of tokens; longer texts are truncated, and their number is
-    logged. Derived: the smallest of 32, 64, 128 and 256 that is enough for 95% of the texts, as
-    estimated from their size in bytes, but at most the limit of the model."""
+    logged. Derived: the smallest of 32, 64, 128 and 256 that is enough for 95% of the texts, which
+    a sample tells, but at most the limit of the model."""
     windows: int = 1
     """transformer: maximum number of windows of ``max_length`` tokens into which a longer text is
     split. φ is the mean over the windows, weighted by their numbers of tokens. Time and memory grow
@@ -207,10 +207,6 @@ class IndexConfig:
     edge_init: Literal["counts", "random"] = "counts"
     """Initial edge logits: ``counts`` is ½·log(A' + 0.1), where A' are the co-occurrence counts of
     Eq. 9; ``random`` is uniform as in the paper (Eq. 10)."""
-    train_clusters: int | None = None
-    """Clusters searched for a text in training: first the strongest parents of its labels, then the
-    best others. A text with more labels than this gets one cluster for each. Derived:
-    beam_size + 5."""
     train_shortlist: int | None = None
     """Size of the shortlist in training. Derived: two thirds of shortlist_size (many labels: half
     of it). A smaller value makes training faster. Prediction uses shortlist_size."""
@@ -218,7 +214,7 @@ class IndexConfig:
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
         _at_least(1, self, "index", "n_clusters", "edges_per_cluster", "beam_size")
-        _at_least(1, self, "index", "shortlist_size", "train_clusters", "train_shortlist")
+        _at_least(1, self, "index", "shortlist_size", "train_shortlist")
         _at_least(1, self, "index", "alpha", "beta")
 
 
@@ -346,7 +342,7 @@ class EnsembleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Validation, metrics and the choice of the best epoch."""
+    """Validation, metrics and the choice of the best epoch. Each epoch is validated."""
 
     validation_size: int | None = None
     """Number of training points held out if the corpus has no validation split; 0: none. Derived: a
@@ -363,33 +359,28 @@ class EvalConfig:
     drop_unhelpful: bool = True
     """Leave out the last stage, calibration or label names if they do not improve results on
     held-out points."""
-    every: int = 1
-    """Number of epochs between validations; the last epoch is always validated."""
     propensity: tuple[float, float] = PROPENSITY
     """A and B of the propensity model."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
         _at_least(0, self, "eval", "validation_size", "patience")
-        _at_least(1, self, "eval", "every")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints of a run, from which it resumes after an interruption.
 
-    They do not change the model. In addition, a checkpoint is always written at the end of a stage
-    and when a run is interrupted.
+    They do not change the model. A checkpoint is also written at the end of a stage and when a run
+    is interrupted. The newest two are kept.
     """
 
     minutes: float = 10.0
-    """Minutes between checkpoints; 0: no checkpoints within a stage."""
-    keep: int = 2
-    """Number of newest checkpoints to keep; 0: write no checkpoints."""
+    """Minutes between checkpoints; 0: write no checkpoints, so that a run cannot resume."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
-        _at_least(0, self, "checkpoint", "minutes", "keep", finite=True)
+        _at_least(0, self, "checkpoint", "minutes", finite=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,10 +530,17 @@ class EliasConfig:
         pooling = self.encoder.pooling if name == self.encoder.model else None
         return self.override({"encoder.model": name, "encoder.pooling": pooling})
 
-    def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
+    def resolve(
+        self,
+        n_points: int,
+        n_labels: int,
+        n_bytes: int | None = None,
+        n_tokens: int | None = None,
+    ) -> ResolvedConfig:
         """Return a copy in which every setting that is None is derived from the data.
 
         ``n_bytes`` is the 95th percentile of the size of texts in UTF-8, or None without texts.
+        ``n_tokens`` is that of their number of tokens, or None to estimate it from ``n_bytes``.
 
         Raises:
             ConfigError: If sizes do not fit each other or the number of labels.
@@ -553,6 +551,6 @@ class EliasConfig:
             raise ConfigError(
                 f"a model needs at least one label, but the corpus has {n_labels}; check its labels"
             )
-        resolved = fill_sizes(self, n_points, n_labels, n_bytes)
+        resolved = fill_sizes(self, n_points, n_labels, n_bytes, n_tokens)
         check_sizes(resolved.index, n_labels)
         return resolved

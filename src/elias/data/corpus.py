@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, ResolvedConfig
+from elias.config.pretrained import count_tokens
 from elias.data.near_duplicates import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 _HASH_ITEMS = 1 << 20  # array entries hashed at a time
 _SAMPLED_TEXTS = 10_000  # maximum number of texts whose lengths are measured
+_TOKENIZED = 1000  # maximum number of texts that are tokenized to count their tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,9 +322,13 @@ def _renumber(split: Split, new_ids: NDArray[np.int64], n_labels: int) -> Split:
 
 def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
     """Return the configuration with all unset settings derived from the training points."""
-    texts, n_bytes = corpus.train.texts, None
+    texts, n_bytes, n_tokens = corpus.train.texts, None, None
     if texts is not None and len(texts):
         step = -(-len(texts) // _SAMPLED_TEXTS)
-        sample = [len(texts[i].encode()) for i in range(0, len(texts), step)]
-        n_bytes = int(np.percentile(sample, 95))
-    return config.resolve(len(corpus.train), corpus.n_labels, n_bytes)
+        sample = [texts[i] for i in range(0, len(texts), step)]
+        n_bytes = int(np.percentile([len(text.encode()) for text in sample], 95))
+        if config.encoder.kind == "transformer" and config.encoder.max_length is None:
+            counts = count_tokens(config.encoder.model, sample[:: -(-len(sample) // _TOKENIZED)])
+            if counts is not None:
+                n_tokens = math.ceil(np.percentile(counts, 95))
+    return config.resolve(len(corpus.train), corpus.n_labels, n_bytes, n_tokens)

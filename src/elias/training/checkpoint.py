@@ -67,6 +67,7 @@ WEIGHTS = "model."
 _SHARDS = ".shards"
 _CHUNK_ROWS = 2**16
 _POLL_SECONDS = 0.05
+_KEPT = 2  # number of checkpoints to keep: if the newest is damaged, the other one is used
 _MAX_WAIT = 1800.0  # seconds to wait for another process that writes to a slow disk
 
 
@@ -230,12 +231,12 @@ class Checkpoints:
     @property
     def enabled(self) -> bool:
         """Return whether checkpoints are written."""
-        return self.config.keep > 0
+        return self.config.minutes > 0
 
     def due(self) -> bool:
         """Return whether the time between checkpoints has passed and no write is in progress."""
         elapsed, seconds = time.monotonic() - self._saved_at, 60 * self.config.minutes
-        return self.enabled and self._writing.done() and 0 < seconds <= elapsed
+        return self.enabled and self._writing.done() and seconds <= elapsed
 
     def next_attempt(self) -> Attempt:
         """Return an attempt with the next free checkpoint number and a new random token."""
@@ -383,7 +384,7 @@ class Checkpoints:
             save_file(tensors, staging / TENSORS_FILE)
             _write_json(staging / METADATA_FILE, checkpoint.metadata)
             write_manifest(staging, FORMAT_VERSION, checksums)
-        for old in self._paths()[: -self.config.keep]:
+        for old in self._paths()[:-_KEPT]:
             _remove(old)
         logger.debug("checkpoint %s written", path)
         return True

@@ -1,6 +1,7 @@
 """Estimate the number of parameters, the memory and the epoch time of a run.
 
-The epoch time is extrapolated from a few timed steps, after a warm-up that compiles the kernels.
+The epoch time is extrapolated from a few timed steps, after a warm-up that compiles the kernels. So
+is the time of stage 0, if label texts of a sample of the points say that it will be trained.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 
 from elias.data.splits import sample_setup_points, validation_split
 from elias.distributed import SingleProcess
@@ -18,11 +20,14 @@ from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
+from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress_disabled
 from elias.rerank.calibration import is_word
 from elias.text.batches import n_batches
-from elias.text.vectorizer import words_of
+from elias.text.vectorizer import SplitTexts, words_of
+from elias.training.contrastive import EPOCHS, MAX_STEPS, PairSampler, contrast_batch_size
 from elias.training.initialization import build_model, initial_encoder
+from elias.training.label_texts import enough_covered, labels_with_words
 from elias.training.memory import (
     MemoryCheck,
     MemoryEstimate,
@@ -30,7 +35,8 @@ from elias.training.memory import (
     estimate_memory,
     resident_bytes,
 )
-from elias.training.stage import Points, StageLoop
+from elias.training.optimizer import Optimizer
+from elias.training.stage import Points, StageLoop, torch_on_one_thread
 from elias.training.train import check_world
 
 if TYPE_CHECKING:
@@ -57,6 +63,8 @@ class DryRun(NamedTuple):
     """Estimated seconds per epoch, by stage. Empty if no step was timed."""
     n_steps: dict[str, int]
     """Number of steps per epoch, by stage."""
+    contrast_seconds: float
+    """Estimated seconds of stage 0, without the search for similar texts. 0 if it is skipped."""
     total_seconds: float
     """Estimated seconds of training, if no stage stops early. 0 if no step was timed."""
 
@@ -115,9 +123,12 @@ def estimate_run(
     )
     fits = memory.fits()
     has_room = all(fit.free_now for fit in fits)
-    seconds = {}
+    seconds, contrast_seconds = {}, 0.0
     if has_room and sizes.n_processes == 1:  # otherwise W_L may not fit into this process
-        seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), n_trained, device)
+        timed = Points(tokens, sample.labels)
+        seconds = _time_epochs(config, encoder, timed, n_trained, device)
+        if n_label_points and init_from is None:
+            contrast_seconds = _time_contrast(config, encoder, timed, sample, corpus, len(points))
     total = sum(seconds[stage.name] * stage.epochs for stage in config.stages if seconds)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
@@ -126,7 +137,8 @@ def estimate_run(
         remedies=[] if has_room else memory.remedies(fits),
         epoch_seconds=seconds,
         n_steps={stage.name: n_batches(n_trained, stage.batch_size) for stage in config.stages},
-        total_seconds=total * config.ensemble.members,
+        contrast_seconds=contrast_seconds,
+        total_seconds=(total + contrast_seconds) * config.ensemble.members,
     )
 
 
@@ -166,6 +178,61 @@ def _time_epochs(
             del model  # free its memory before the next model is built
             epoch_seconds[stage.name] = seconds * n_batches(n_points, stage.batch_size)
     return epoch_seconds
+
+
+def _time_contrast(
+    config: ResolvedConfig,
+    encoder: TextEncoder,
+    points: Points,
+    sample: Split,
+    corpus: Corpus,
+    n_points: int,
+) -> float:
+    """Return the estimated seconds of stage 0, or 0 if it is skipped.
+
+    Args:
+        config: The configuration of the run.
+        encoder: The encoder, on its device.
+        points: The tokens and labels of the sample.
+        sample: A sample of the training points, with texts.
+        corpus: The corpus with the label texts.
+        n_points: Number of training points.
+    """
+    assert sample.texts is not None
+    with progress_disabled():
+        chosen = labels_with_words(corpus.label_table.texts(), SplitTexts(sample.texts))
+        if not enough_covered(points.labels, chosen):
+            return 0.0
+        label_tokens = tokenize(corpus.label_table.take(chosen.tolist()).texts(), encoder)
+    device, rng = next(encoder.parameters()).device, np.random.default_rng(0)
+    shape = len(chosen), points.labels.shape[1]
+    ones, rows = np.ones(len(chosen), dtype=np.float32), np.arange(len(chosen))
+    label_texts = Points(label_tokens, csr_matrix((ones, (rows, chosen)), shape=shape))
+    sampler = PairSampler(points, label_texts, rng)
+    batch_size = min(
+        contrast_batch_size(encoder, points.tokens, config.stages[0].batch_size), n_points
+    )
+    model = OneVsAll(encoder, 1)
+    optimizer = Optimizer(model, config.stages[0])
+
+    def run(n_steps: int) -> float:
+        start = time.monotonic()
+        for _ in range(n_steps):
+            pairs = sampler.sample(rng.integers(len(points.tokens), size=batch_size)).to(device)
+            pairs.loss(encoder).backward()  # type: ignore[no-untyped-call]
+            optimizer.step(1.0)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.monotonic() - start) / n_steps
+
+    encoder.train()
+    encoder.dropout.eval()
+    with limit_threads(), torch_on_one_thread(model), torch.random.fork_rng(devices=[]):
+        warmup = run(1)
+        seconds = run(1 if warmup > _LONG_WARMUP else _TIMED_STEPS)
+    per_epoch = n_batches(n_points, batch_size)
+    n_epochs = max(1, min(EPOCHS, MAX_STEPS[config.encoder.kind] // per_epoch))
+    return seconds * n_epochs * per_epoch
 
 
 def _step_seconds(

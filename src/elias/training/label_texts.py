@@ -29,6 +29,7 @@ MIN_TARGET = 0.1
 """Minimum probability of a target. Less probable targets are left out."""
 SMOOTHING = 2.0
 """Weight of the mean when shares are smoothed, as a number of points."""
+_MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_TEXTS = 1 << 17  # number of texts in which names are searched, enough to measure a share
 _PAIRS = 1 << 22  # number of (label, text) pairs that are compared at a time
 
@@ -82,6 +83,16 @@ def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[
     known = {word for word in texts.words[0] if is_word(word)}
     shares = [not known.isdisjoint(words_of(text)) for text in label_texts]
     return np.flatnonzero(shares)
+
+
+def enough_covered(labels: csr_matrix, has_text: NDArray[np.int64]) -> bool:
+    """Return whether at least half of the points have one of the labels ``has_text``.
+
+    Otherwise stage 0 is not trained: the encoder would learn to tell apart only these few labels.
+    """
+    marks = np.zeros(labels.shape[1], dtype=np.float32)
+    marks[has_text] = 1
+    return labels.shape[0] > 0 and bool(np.mean(labels @ marks > 0) >= _MIN_COVERED)
 
 
 def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:

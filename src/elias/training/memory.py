@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from elias.config.pretrained import pretrained_sizes
+from elias.config.resolve import MIN_BATCH_SIZE
 from elias.distributed import process_counts
 from elias.errors import RunError
 from elias.kernels import has_triton
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_matrix
 
-    from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
+    from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, ResolvedStage
+    from elias.data.corpus import Corpus
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
@@ -199,6 +202,33 @@ class Sizes:
             n_processes=process_counts()[0],
         )
 
+    @classmethod
+    def expected(cls, config: ResolvedConfig, corpus: Corpus) -> Sizes | None:
+        """Return the sizes of a run before its transformer is loaded; None if they are unknown.
+
+        Every text counts as long as the longest one that the encoder reads.
+        """
+        encoder, labels = config.encoder, corpus.train.labels
+        transformer = pretrained_sizes(encoder.model)
+        if transformer is None:
+            return None
+        length = encoder.max_length * encoder.windows
+        return cls(
+            n_points=labels.shape[0],
+            n_setup=labels.shape[0],
+            n_labels=labels.shape[1],
+            n_entries=labels.nnz,
+            most_labels=int(np.diff(labels.indptr).max(initial=1 + NEIGHBOURS)),
+            dim=encoder.bottleneck or transformer.width,
+            dense_weights=transformer.weights,
+            tokens_per_text=float(length),
+            longest_text=length,
+            layers=transformer.layers,
+            width=transformer.width,
+            n_threads=torch.get_num_threads(),
+            n_processes=process_counts()[0],
+        )
+
     @property
     def encoder_bytes(self) -> int:
         """Return the bytes of the encoder's weights."""
@@ -361,6 +391,40 @@ class MemoryEstimate:
         return half
 
 
+def fit_batches(
+    config: EliasConfig, resolved: ResolvedConfig, corpus: Corpus, device: torch.device
+) -> ResolvedConfig:
+    """Return the configuration with smaller batches if a transformer does not fit into the memory.
+
+    Batch sizes that are given in ``config`` are not changed, and no batch is made smaller than
+    `MIN_BATCH_SIZE`. The total memory counts, not what is free now, so that an interrupted run has
+    the same batches when it resumes. The batches of a bag encoder hardly take memory.
+    """
+    sizes = Sizes.expected(resolved, corpus) if resolved.encoder.kind == "transformer" else None
+    if sizes is None:
+        return resolved
+    index = replace(config.index, kind=resolved.index.kind)  # it decides the stages
+    derived = [stage.batch_size is None for stage in replace(config, index=index).stages]
+
+    def fits(candidate: ResolvedConfig) -> bool:
+        estimate = estimate_memory(sizes, candidate, device, resident=resident_bytes())
+        return all(check.possible for check in estimate.fits(process_counts()[1]))
+
+    fitting = resolved
+    while not fits(fitting):
+        largest = max(
+            (s.batch_size for s, d in zip(fitting.stages, derived, strict=True) if d), default=0
+        )
+        if largest <= MIN_BATCH_SIZE:
+            return resolved  # the batch alone does not help; the run reports all remedies
+        half = tuple(
+            replace(s, batch_size=min(s.batch_size, largest // 2)) if d else s
+            for s, d in zip(fitting.stages, derived, strict=True)
+        )
+        fitting = replace(fitting, stages=half)
+    return fitting
+
+
 def _total_of(n_processes: int, n_bytes: int) -> int:
     """Return the total memory of processes with ``n_bytes`` each. Shared pages count once."""
     return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
@@ -392,7 +456,7 @@ def estimate_memory(
     state = weights + steps["optimizer"] + steps["averaged weights"] + best
     training = {
         _BEST: best,
-        _CHECKPOINT: state if keeps_checkpoints and config.checkpoint.keep > 0 else 0,
+        _CHECKPOINT: state if keeps_checkpoints and config.checkpoint.minutes > 0 else 0,
     }
     if device.type == "cpu":
         encoder_resident = steps["other weights"] - sizes.encoder_bytes

@@ -370,9 +370,8 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Return the validation metrics, if this epoch is validated, and keep the best weights."""
-        due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
-        if self.validate is None or not due:
+        """Return the validation metrics, if points are held out, and keep the best weights."""
+        if self.validate is None:
             return {}
         self._optimizer.apply_pending_decay()
         self._average.swap()

@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elias.config import EliasConfig, ResolvedConfig, model_settings
+from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, model_settings
+from elias.config.pretrained import MINILM
 from elias.config.schema import DEFAULT_STAGES
 from elias.data.corpus import Corpus, resolve_config
 from elias.data.load import load_corpus
@@ -20,11 +21,14 @@ from elias.kernels.device import explain_out_of_memory, limit_threads, pick_devi
 from elias.metrics import metric_names
 from elias.training.checkpoint import run_inputs
 from elias.training.loggers import check_loggers
+from elias.training.memory import fit_batches
 from elias.training.run import check_folder, open_run
 from elias.training.trainer import Trainer, keeps_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from elias.training.stage import EpochReport
 
@@ -127,7 +131,11 @@ def train_together(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
-    corpus, _, resolved = plan_training(config, corpus, init_from)
+    corpus, config, resolved = plan_training(config, corpus, init_from, world.device)
+    is_chosen = init_from is not None or config.encoder != EncoderConfig()
+    hint = None if is_chosen else encoder_hint(resolved, corpus, world.device)
+    if hint is not None and world.is_rank0:
+        logger.info("%s: set encoder.model to %s", hint, MINILM)
     return train_resolved(
         world,
         resolved,
@@ -221,16 +229,32 @@ def check_world(config: EliasConfig, world: World) -> None:
 
 
 def plan_training(
-    config: EliasConfig, corpus: Corpus, init_from: Elias | None
+    config: EliasConfig, corpus: Corpus, init_from: Elias | None, device: torch.device
 ) -> tuple[Corpus, EliasConfig, ResolvedConfig]:
     """Return the corpus to train on, its configuration and the resolved configuration.
 
     If a model is trained further, `starting_corpus` and `starting_config` take over its labels and
-    settings.
+    settings. Otherwise, derived batch sizes are limited by the memory of the machine.
     """
     corpus = starting_corpus(corpus, init_from)
     config = starting_config(config, corpus, init_from)
-    return corpus, config, resolve_config(config, corpus)
+    resolved = resolve_config(config, corpus)
+    if init_from is None:
+        resolved = fit_batches(config, resolved, corpus, device)
+    return corpus, config, resolved
+
+
+def encoder_hint(config: ResolvedConfig, corpus: Corpus, device: torch.device) -> str | None:
+    """Return what a pretrained encoder gains on a GPU, for a run with a bag encoder; else None.
+
+    The figures are those of docs/reference/results.md, section "Defaults".
+    """
+    if device.type != "cuda" or config.encoder.kind != "bag" or corpus.train.texts is None:
+        return None
+    return (
+        "a GPU is available, on which a pretrained transformer can be fine-tuned (P@1 81.1 instead "
+        "of 80.0 on mesh-titles, 90.2 instead of 88.7 on eurlex-mini)"
+    )
 
 
 def starting_corpus(corpus: Corpus, init_from: Elias | None) -> Corpus:

@@ -69,7 +69,12 @@ from elias.training.checkpoint import (
 )
 from elias.training.contrastive import train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
-from elias.training.label_texts import LabelPoints, label_targets, labels_with_words
+from elias.training.label_texts import (
+    LabelPoints,
+    enough_covered,
+    label_targets,
+    labels_with_words,
+)
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
@@ -86,11 +91,13 @@ logger = logging.getLogger(__name__)
 
 _POINT_DEVIATION = 0.3  # typical standard deviation of a point's nDCG@5 between two models
 _COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
+_COMPARED = 5  # number of labels of each text whose scores are compared over texts
+_LEAST_SPREAD = 0.1  # warn if the standard deviation of each label's log-odds is lower
+_TINY = 1e-6  # scores are at least this far from 0 and 1 in log-odds
 _MIN_COLLAPSED = 20  # minimum number of texts for this warning
 _SAMPLED_TEXTS = 1000  # number of texts for estimates about all texts
 _MIN_SINGLE = 10  # labels with one training point needed to estimate labels with none
 _MIN_HELD_OUT = 10  # labels with only held-out points, for them to be predicted
-_MIN_COVERED = 0.5  # minimum share of points with a label text, for stage 0 to be trained
 _MAX_FILLED = 0.7  # share of a GPU's free memory that W_L may use; searching needs the rest
 
 
@@ -472,16 +479,11 @@ class Trainer:
     def _train_by_contrast(self, initial_encoder: dict[str, Tensor]) -> None:
         """Train the encoder on label texts before the first stage, on rank 0 (stage 0).
 
-        Skip this if fewer than half of the points have a label with a text: the encoder would learn
-        to tell apart only these few labels. Restore the initial encoder if it is better on the
-        held-out points.
+        Skip this if fewer than half of the points have a label with a text, see `enough_covered`.
+        Restore the initial encoder if it is better on the held-out points.
         """
         encoder, texts, stage = self.encoder, self.contrast_texts, self.config.stages[0]
-        if texts is None or self.points.labels.shape[0] == 0:
-            return
-        has_text = np.zeros(self.points.labels.shape[1], dtype=np.float32)
-        has_text[texts.labels.indices] = 1
-        if np.mean(self.points.labels @ has_text > 0) < _MIN_COVERED:
+        if texts is None or not enough_covered(self.points.labels, texts.labels.indices):
             return
         seed, metric = self.config.member_seed, self.config.eval.select_by
         message = "contrastive training on label texts: loss %.4f"
@@ -716,18 +718,18 @@ class Trainer:
         of nDCG@5.
         """
         last, earlier = self.config.stages[-1], self.earlier
-        if earlier is None or (
-            self._score(last) >= earlier.metadata["score"] - self._standard_error
-        ):
+        if earlier is None or self._score(last) >= earlier.metadata["score"]:
             return model
         stages = self.config.stages[: earlier.metadata["position"] + 1]
-        metric = self.config.eval.select_by
-        logger.warning(
-            "%s is worse than %s on held-out points (its %s is %.2f instead of %.2f), so the model "
-            "of %s is kept",
-            *(last.name, stages[-1].name, metric, self._score(last), earlier.metadata["score"]),
-            stages[-1].name,
-        )
+        loss, error = earlier.metadata["score"] - self._score(last), self._standard_error
+        names, metric = (last.name, stages[-1].name), self.config.eval.select_by
+        message = "%s is worse than %s on held-out points (its %s is %.2f instead of %.2f)"
+        compared = (*names, metric, self._score(last), earlier.metadata["score"])
+        if loss <= error:
+            message += ", but by less than the standard error of about %.2f, so it is kept"
+            logger.info(message, *compared, error)
+            return model
+        logger.warning(f"{message}, so the model of %s is kept", *compared, stages[-1].name)
         model = self._rebuild(earlier)
         config = replace(self.config, stages=stages)
         if isinstance(model, OneVsAll):
@@ -1192,19 +1194,32 @@ def warn_of_unused_settings(
 
 
 def find_collapse(predictions: Predictions, labels: csr_matrix) -> str | None:
-    """Return a message if nearly all texts get the same best label, but few have it; else None."""
+    """Return a message if the predictions hardly depend on the text, else None.
+
+    That is so if nearly all texts get the same best label, and either few of them have it, or it
+    and the next labels have nearly the same scores for all texts. If most texts have the label,
+    scores still depend on the text in a model that has learned something.
+    """
     n_points = labels.shape[0]
     if n_points < _MIN_COLLAPSED:
         return None
     first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
-    share = counts.max() / n_points
-    true_share = (labels.indices == first[counts.argmax()]).sum() / n_points
-    if share <= _COLLAPSED or true_share >= share / 2:
+    share, label = counts.max() / n_points, first[counts.argmax()]
+    if share <= _COLLAPSED:
         return None
-    return (
-        f"{share:.0%} of the held-out texts get the same best label, but only {true_share:.0%} "
-        "have it"
-    )
+    true_share = (labels.indices == label).sum() / n_points
+    message = f"{share:.0%} of the held-out texts get the same best label"
+    if true_share < share / 2:
+        return f"{message}, but only {true_share:.0%} have it"
+    ids, scores = predictions.ids[:, :_COMPARED], predictions.scores[:, :_COMPARED]
+    odds = np.clip(scores.astype(np.float64), _TINY, 1 - _TINY)
+    log_odds = np.log(odds / (1 - odds))
+    common, counts = np.unique(ids, return_counts=True)
+    common = common[(counts >= n_points / 2) & (common < predictions.n_labels)]
+    if max(np.std(log_odds[ids == label]) for label in common) >= _LEAST_SPREAD:
+        return None
+    lowest, highest = np.percentile(scores[ids == label], (5, 95))
+    return f"{message} with nearly the same score ({lowest:.3f} to {highest:.3f})"
 
 
 def halved_rates(stage: ResolvedStage, encoder_kind: str) -> str:

@@ -9,6 +9,7 @@ import typer
 from elias.cli import console
 from elias.cli.console import report_error, report_errors
 from elias.cli.train import resumable_run
+from elias.config import EliasConfig
 from elias.errors import DataError
 
 METRICS = {
@@ -17,8 +18,14 @@ METRICS = {
 }
 
 
-def model_with(metadata, components=("stage2", "rerank", "names"), n_labels=1000):
-    return SimpleNamespace(metadata=metadata, components=components, n_labels=n_labels)
+STAGES = EliasConfig().resolve(n_points=1000, n_labels=5000).stages
+
+
+def model_with(metadata, components=("stage2", "rerank", "names"), n_labels=1000, stages=STAGES):
+    config = SimpleNamespace(stages=stages)
+    return SimpleNamespace(
+        metadata=metadata, components=components, n_labels=n_labels, config=config
+    )
 
 
 def printed(capsys, *renderables):
@@ -45,6 +52,15 @@ def test_components_that_the_model_was_saved_without_are_named(capsys):
     )
 
     assert shown[0] == "On the test split, in percent (+ label names: not saved):"
+    assert shown[1] == "(stage1 scores every label, stage2 searches the index)"
+
+
+def test_a_stage_that_the_model_was_saved_without_is_named(capsys):
+    model = model_with({"metrics": METRICS}, ["stage1"], stages=STAGES[:1])
+
+    heading = printed(capsys, *console.stage_table(model, "test"))[0]
+
+    assert heading == "On the test split, in percent (stage2: not saved):"
 
 
 def test_the_heading_of_the_stage_table_says_how_certain_the_metrics_are(capsys):
@@ -77,7 +93,7 @@ def test_metrics_that_are_the_same_for_every_ranking_are_left_out(capsys):
         capsys, *console.stage_table(model_with({"metrics": METRICS}, n_labels=4), "test")
     )
 
-    assert lines[1].split() == ["P@1", "P@3", "nDCG@5", "PSP@1", "PSP@3"]
+    assert lines[2].split() == ["P@1", "P@3", "nDCG@5", "PSP@1", "PSP@3"]
 
 
 def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):

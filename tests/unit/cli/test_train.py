@@ -7,33 +7,21 @@ from typer.testing import CliRunner
 
 from elias.cli.app import app
 from elias.cli.options import ConfigOptions
-from elias.cli.train import _suggest_encoder, describe_times, next_commands
-from elias.config import EliasConfig
+from elias.cli.train import describe_times, next_commands
 from elias.data import Corpus, Split
 
 
 @pytest.mark.parametrize(
-    ("options", "encoder", "is_suggested"),
+    ("options", "expected"),
     [
-        ({}, "bag", True),
-        ({"preset": "best"}, "bag", True),
-        ({"encoder": "bag"}, "bag", False),
-        ({"config_file": Path("mine.toml")}, "bag", False),
-        ({"changes": ["encoder.model=minilm"]}, "user/model", False),
+        ({}, False),
+        ({"preset": "best"}, False),
+        ({"encoder": "bag"}, True),
+        ({"config_file": Path("mine.toml")}, True),
     ],
 )
-def test_a_pretrained_encoder_is_suggested_unless_one_was_chosen(
-    options, encoder, is_suggested, monkeypatch
-):
-    notes = []
-    monkeypatch.setattr("elias.cli.console.note", notes.append)
-    config = EliasConfig().with_encoder(encoder).override({"encoder.pooling": "mean"})
-
-    _suggest_encoder(
-        ConfigOptions(**options), config.override({"encoder.max_length": 32}).resolve(1000, 50)
-    )
-
-    assert ["--encoder minilm" in note for note in notes] == [True] * is_suggested
+def test_an_option_or_a_file_chooses_the_encoder(options, expected):
+    assert ConfigOptions(**options).chooses_encoder == expected
 
 
 def test_the_help_fits_on_one_screen():

@@ -216,8 +216,9 @@ def test_a_json_file_of_another_shape_is_refused(tmp_path, tree):
 
 OLD_TREE = {
     "encoder": {"kind": "transformer", "model": "user/model", "capture": True},
-    "eval": {"propensity_a": 0.6, "propensity_b": 2.6},
-    "checkpoint": {"steps": 20},
+    "eval": {"propensity_a": 0.6, "propensity_b": 2.6, "every": 1},
+    "checkpoint": {"steps": 20, "keep": 5},
+    "index": {"beam_size": 20, "train_clusters": 25},
     "stages": [{"name": "a", "warmup": 0.1, "max_grad_norm": 0.0, "score_all": True}],
     "rerank": {"trees": 1, "tree_leaf": 1, "loss": "logistic", "transform": "sigmoid"},
 }
@@ -238,6 +239,8 @@ def test_a_removed_key_with_the_value_that_is_now_constant_is_accepted(tmp_path)
     [
         ("encoder", "capture", False, "'encoder.capture', which was removed: it is always True"),
         ("stages", "warmup", 0.2, r"'stages\.\w+\.warmup', which was removed: it is always 0.1"),
+        ("eval", "every", 5, "'eval.every', which was removed: it is always 1"),
+        ("index", "train_clusters", 30, "'index.train_clusters', .* index.beam_size"),
         ("rerank", "tree_leaf", 20, "'rerank.tree_leaf', which was removed: .* rerank.trees"),
         ("rerank", "transform", "l3-hinge", "'rerank.transform', .* from rerank.loss"),
     ],
@@ -260,7 +263,9 @@ def test_the_kind_of_an_encoder_is_now_said_by_its_model(kind, model):
     assert tree == {"encoder": {"model": model}}
 
 
-@pytest.mark.parametrize("key", ["encoder.kind", "rerank.mixture", "stages.stage1.max_grad_norm"])
+@pytest.mark.parametrize(
+    "key", ["encoder.kind", "eval.every", "rerank.mixture", "stages.stage1.max_grad_norm"]
+)
 def test_a_removed_key_cannot_be_set(key):
     with pytest.raises(ConfigError, match=f"unknown key '{key}', which was removed: "):
         EliasConfig().override({key: 1.0})

@@ -3,8 +3,12 @@ import json
 import huggingface_hub
 import pytest
 
+from elias import load_corpus
 from elias.config import EliasConfig, pretrained
+from elias.config.pretrained import count_tokens, pretrained_sizes
+from elias.data.corpus import resolve_config
 from elias.errors import ModelError
+from tiny_bert import MOST_TOKENS, save_tiny_bert
 
 BERT = {"model_type": "bert", "max_position_embeddings": 40, "pad_token_id": 0}
 
@@ -76,6 +80,29 @@ def test_a_given_length_is_not_changed(tmp_path):
     encoder = resolved_encoder(save(tmp_path, BERT), **{"encoder.max_length": 64})
 
     assert encoder.max_length == 64  # refused when the model is loaded
+
+
+def test_tokens_are_counted_by_the_tokenizer_of_the_model(tmp_path):
+    texts = ["red cod", "herring in the north sea " * 10, "incomprehensibilities " * 10]
+    model = save_tiny_bert(tmp_path / "bert")
+    corpus = load_corpus(texts=[texts[2]] * 50, labels=[["a"], ["b"]] * 25, test_size=0)
+
+    assert count_tokens(model, texts) == [4, 62, 12]
+    by_tokens = resolve_config(EliasConfig().with_encoder(model), corpus)
+    assert by_tokens.encoder.max_length == 32
+    (tmp_path / "bert" / "tokenizer.json").write_text("{")
+    assert count_tokens(model, texts) is None
+    by_bytes = resolve_config(EliasConfig().with_encoder(model), corpus)
+    assert by_bytes.encoder.max_length == MOST_TOKENS
+
+
+def test_the_sizes_of_a_model_are_those_of_its_files(tmp_path):
+    named = {"n_layers": 6, "dim": 768, "vocab_size": 30_522, "model_type": "distilbert"}
+
+    sizes = pretrained_sizes(save(tmp_path, named))
+
+    assert sizes is not None
+    assert sizes == (6, 768, pytest.approx(66_000_000, rel=0.01))
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -241,7 +241,7 @@ def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_gi
 
     index = resolved.index
     assert (index.n_clusters, index.edges_per_cluster, index.shortlist_size) == (1, 50, 50)
-    assert (index.alpha, index.beta, index.beam_size, index.train_clusters) == (1, 1, 1, 1)
+    assert (index.alpha, index.beta, index.beam_size) == (1, 1, 1)
     assert resolved.resolve(n_points=100, n_labels=50) == resolved
 
 
@@ -281,6 +281,7 @@ def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling)
         (4000, 8484, {"stages.stage1.score_all": "points × labels at most 20,000,000,000"}),
         (10**7, 8484, {"stages.stage1.score_all": "points × labels more than 20,000,000,000"}),
         (4000, 8484, {"stages.stage2.epochs": "default of a bag"}),
+        (4000, 8484, {"stages.stage2.rates": "default of a bag"}),
         (4000, 50, {"stages.one-vs-all.batch_size": "4,000 points"}),
     ],
 )
@@ -297,6 +298,18 @@ def test_a_given_setting_has_no_reason():
 
     assert not changes.keys() & reasons(given, resolved, 4000, 8484).keys()
     assert reasons(resolved, resolved, 4000, 8484) == {}
+
+
+def test_the_reason_of_rates_names_those_that_are_given_and_the_width_of_the_model(monkeypatch):
+    monkeypatch.setattr(rules, "pretrained_width", lambda _: 768)
+    changes = {"encoder.model": "bert", "encoder.pooling": "cls", "encoder.max_length": 32}
+    config = EliasConfig().override({**changes, "stages.stage2.label_lr": 0.1})
+
+    why = reasons(config, config.resolve(4000, 8484), 4000, 8484)
+
+    wide = "default of a transformer, encoder × 384/768 for its width"
+    assert why["stages.stage1.rates"] == wide
+    assert why["stages.stage2.rates"] == f"{wide}; given: label_lr"
 
 
 @pytest.mark.parametrize("page", ["reference/configuration.md", "explanation/defaults.md"])

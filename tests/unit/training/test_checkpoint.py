@@ -165,7 +165,6 @@ def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
     [
         (CheckpointConfig(minutes=1e-9), [True, True, True]),
         (CheckpointConfig(minutes=0), [False, False, False]),
-        (CheckpointConfig(minutes=1e-9, keep=0), [False, False, False]),
     ],
 )
 def test_one_is_due_after_some_minutes(tmp_path, config, expected):

@@ -1,8 +1,11 @@
 """A dry run estimates the memory and the time of training, and changes nothing."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
-from elias import EliasConfig
+from elias import EliasConfig, load_corpus
 from elias.data.synthetic import synthetic_corpus
 from elias.training import dry_run, memory
 from elias.training.dry_run import _words_per_text, estimate_run
@@ -32,6 +35,22 @@ def test_a_dry_run_estimates_memory_and_time_and_writes_nothing(tmp_path, monkey
     assert estimate.total_seconds >= sum(estimate.epoch_seconds.values())
     assert estimate.memory.host_total > resident_bytes() // 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_time_of_stage_0_is_estimated_where_names_share_words_with_texts():
+    texts = [f"notes on {name} number {i}" for i in range(50) for name in ("cod", "oil", "gas")]
+    corpus = load_corpus(texts=texts, labels=[["cod"], ["oil"], ["gas"]] * 50, test_size=0)
+    graph = config().override({"index.kind": "graph"})
+    resolved = graph.resolve(len(corpus.train), 3)
+
+    with_names = estimate_run(resolved, corpus, CPU)
+    codes = replace(corpus, label_names=["x1.5", "x2.5", "x3.5"])
+    without = estimate_run(resolved, codes, CPU)
+
+    epochs = sum(with_names.epoch_seconds.values())
+    assert with_names.contrast_seconds > 0
+    assert with_names.total_seconds == pytest.approx(with_names.contrast_seconds + epochs)
+    assert without.contrast_seconds == 0
 
 
 def test_a_dry_run_does_not_count_what_is_compiled_in_the_warm_up(monkeypatch):

@@ -1,5 +1,6 @@
 """The arithmetic of memory, held against tensors that are really there."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias import EliasConfig, train
+from elias.config.resolve import reasons
+from elias.data.corpus import resolve_config
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import RunError
 from elias.text.tokens import Tokens
@@ -18,10 +21,12 @@ from elias.training.memory import (
     MemoryEstimate,
     Sizes,
     estimate_memory,
+    fit_batches,
     gib,
     host_capacity,
 )
 from elias.training.optimizer import Optimizer
+from tiny_bert import save_tiny_bert
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -74,9 +79,7 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
     measured = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
 
-    only = EliasConfig.from_dict(
-        {**resolved.to_dict(), "stages": [resolved.to_dict()["stages"][0]]}
-    )
+    only = replace(resolved, stages=resolved.stages[:1])
     parts = estimate_memory(
         measured,
         resolved if stage == "stage2" else only,
@@ -290,3 +293,27 @@ def test_the_memory_of_the_training_gpu_is_checked(monkeypatch):
 
     assert memory.device_capacity(CUDA) == Capacity(10, 5)
     assert memory.device_capacity(CPU) is None
+
+
+def test_a_derived_batch_of_a_transformer_is_halved_until_the_run_fits(tmp_path, monkeypatch):
+    corpus = synthetic_corpus(n_points=100_000, n_labels=2000)
+    save_tiny_bert(tmp_path)
+    config = EliasConfig().with_encoder(str(tmp_path))
+    resolved = resolve_config(config, corpus)
+    sizes = {f"stages.{stage.name}.batch_size": stage.batch_size for stage in resolved.stages}
+    given = config.override(sizes)
+    needed = estimate_memory(Sizes.expected(resolved, corpus), resolved, CPU)
+    less = needed.host_total - needed.on_host["encoder activations"] // 2
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
+
+    monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(less, less))
+    fitting = fit_batches(config, resolved, corpus, CPU)
+    unchanged = fit_batches(given, resolved, corpus, CPU)
+    monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(1, 1))
+    hopeless = fit_batches(config, resolved, corpus, CPU)
+
+    assert [stage.batch_size for stage in fitting.stages] == [128, 128]
+    assert set(sizes.values()) == {256}
+    why = reasons(config, fitting, len(corpus.train), corpus.n_labels)
+    assert why["stages.stage1.batch_size"].endswith(" points, limited by the memory")
+    assert unchanged == hopeless == resolved

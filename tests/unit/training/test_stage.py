@@ -27,7 +27,6 @@ CONFIG = EliasConfig(
         n_clusters=3,
         edges_per_cluster=4,
         beam_size=2,
-        train_clusters=7,
         shortlist_size=4,
         train_shortlist=4,
         beta=2.0,

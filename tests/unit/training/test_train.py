@@ -1,13 +1,16 @@
 """`train` takes a corpus, a table, or lists, and warns of corpora that teach nothing."""
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from elias import EliasConfig, load_corpus, train
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError
-from elias.training.train import check_world
+from elias.training.train import check_world, encoder_hint
 
 CONFIG = EliasConfig().override(
     {"encoder.dim": 8, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
@@ -69,3 +72,18 @@ def test_a_corpus_that_teaches_nothing_is_trained_with_a_warning(caplog, texts, 
 
     assert warning in caplog.text
     assert model.predict("a cod").labels[0] in {"x", "y"}
+
+
+def test_on_a_gpu_the_gain_of_a_pretrained_encoder_is_that_of_the_results():
+    corpus = load_corpus(texts=TEXTS, labels=LABELS, test_size=0)
+    bag = CONFIG.resolve(40, 3)
+    results = (Path(__file__).parents[3] / "docs/reference/results.md").read_text(encoding="utf8")
+    last_rows = re.findall(r"\*\*\+ label names\*\* \| \*\*(.*?) / .*? \| \*\*(.*?) / ", results)
+    (bag_mesh, bag_eurlex), (mesh, eurlex) = last_rows[:2]
+
+    hint = encoder_hint(bag, corpus, torch.device("cuda"))
+
+    assert hint is not None
+    assert f"P@1 {float(mesh):.1f} instead of {float(bag_mesh):.1f} on mesh-titles" in hint
+    assert f"{float(eurlex):.1f} instead of {float(bag_eurlex):.1f} on eurlex-mini" in hint
+    assert encoder_hint(bag, corpus, torch.device("cpu")) is None

@@ -17,7 +17,6 @@ INDEX = IndexConfig(
     n_clusters=4,
     edges_per_cluster=5,
     beam_size=2,
-    train_clusters=7,
     shortlist_size=6,
     train_shortlist=6,
     beta=3.0,

@@ -1,5 +1,7 @@
 """Training warns once, and names the remedy."""
 
+import logging
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
@@ -42,6 +44,33 @@ def test_nearly_all_texts_with_one_label_that_few_have_are_a_collapse():
     assert find_collapse(Predictions(same[:19], scores[:19], 30), truth[:19]) is None
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("spread", "is_collapse"), [(0.01, True), (0.5, False)])
+def test_a_label_that_many_texts_have_is_a_collapse_if_its_score_does_not_depend_on_the_text(
+    share, spread, is_collapse
+):
+    has_label = np.arange(100) < 100 * share
+    truth = csr_matrix(np.stack([has_label, ~has_label], axis=1).astype(np.float32))
+    log_odds = np.random.default_rng(0).normal(0.4, spread, (100, 1)) + np.array([0, -3])
+    scores = (1 / (1 + np.exp(-log_odds))).astype(np.float32)
+    ids = np.tile([0, 1], (100, 1))
+
+    problem = find_collapse(Predictions(ids, scores, 2), truth)
+
+    assert (problem is not None) == is_collapse
+    if is_collapse:
+        assert problem.startswith(
+            "100% of the held-out texts get the same best label with nearly the same score (0.59"
+        )
+
+
+def test_the_highest_score_for_every_text_is_no_collapse_if_the_next_label_depends_on_the_text():
+    truth = csr_matrix(np.ones((100, 2), dtype=np.float32))
+    scores = np.stack([np.ones(100), np.linspace(0.1, 0.6, 100)], axis=1).astype(np.float32)
+
+    assert find_collapse(Predictions(np.tile([0, 1], (100, 1)), scores, 2), truth) is None
+
+
 def test_the_remedy_of_a_collapse_halves_the_rates_that_the_encoder_has():
     stage = make_stage(name="stage1", encoder_lr=1e-3, bag_lr=1e-2)
 
@@ -71,6 +100,26 @@ def test_a_model_that_did_not_collapse_gives_no_warning(corpus, caplog):
     train(corpus, EliasConfig().override(SMALL), device="cpu")
 
     assert "collapse" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("score", "n_stages", "message"),
+    [
+        (49.0, 2, "(its nDCG@5 is 49.00 instead of 50.00), but by less than the standard error"),
+        (40.0, 1, "(its nDCG@5 is 40.00 instead of 50.00), so the model of stage1 is kept"),
+    ],
+)
+def test_the_log_says_what_becomes_of_a_stage_that_is_worse(
+    score, n_stages, message, corpus, caplog, monkeypatch
+):
+    scores = {"stage1": 50.0, "stage2": score}
+    monkeypatch.setattr(Trainer, "_score", lambda _, stage: scores[stage.name])
+
+    with caplog.at_level(logging.INFO):
+        model = train(corpus, EliasConfig().override(SMALL), device="cpu")
+
+    assert len(model.config.stages) == n_stages
+    assert f"stage2 is worse than stage1 on held-out points {message}" in caplog.text
 
 
 def test_a_component_that_is_level_with_an_earlier_one_is_kept(corpus, monkeypatch):
