@@ -204,11 +204,11 @@ def _time_contrast(
         if not enough_covered(points.labels, chosen):
             return 0.0
         label_tokens = tokenize(corpus.label_table.take(chosen.tolist()).texts(), encoder)
-    device, rng = next(encoder.parameters()).device, np.random.default_rng(0)
+    device = next(encoder.parameters()).device
     shape = len(chosen), points.labels.shape[1]
     ones, rows = np.ones(len(chosen), dtype=np.float32), np.arange(len(chosen))
     label_texts = Points(label_tokens, csr_matrix((ones, (rows, chosen)), shape=shape))
-    sampler = PairSampler(points, label_texts, rng)
+    sampler = PairSampler(points, label_texts, np.random.default_rng(0))
     batch_size = min(
         contrast_batch_size(encoder, points.tokens, config.stages[0].batch_size), n_points
     )
@@ -217,10 +217,11 @@ def _time_contrast(
 
     def run(n_steps: int) -> float:
         start = time.monotonic()
-        for _ in range(n_steps):
-            pairs = sampler.sample(rng.integers(len(points.tokens), size=batch_size)).to(device)
-            pairs.loss(encoder).backward()  # type: ignore[no-untyped-call]
-            optimizer.step(1.0)
+        for rows in np.arange(n_steps * batch_size).reshape(n_steps, -1) % len(points.tokens):
+            pairs = sampler.sample(rows)
+            if len(pairs):
+                pairs.to(device).loss(encoder).backward()  # type: ignore[no-untyped-call]
+                optimizer.step(1.0)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return (time.monotonic() - start) / n_steps

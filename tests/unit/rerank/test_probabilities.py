@@ -16,6 +16,7 @@ from elias.predictions import Predictions
 from elias.rerank.probabilities import (
     Probabilities,
     calibration_error,
+    measure_probabilities,
     parse_target,
     reliability,
 )
@@ -295,3 +296,24 @@ def test_chance_alone_gives_no_label_a_threshold_of_its_own_often():
     learned = Probabilities.fit(Predictions.from_scores(ids, scores, n_labels=10), truth)
 
     assert all(abs(own - learned.threshold("f1")) < 0.15 for own in learned.by_label.values())
+
+
+def test_the_quality_on_the_points_of_the_fit_is_cross_fitted_and_as_on_new_points():
+    judged, own, new = [], [], []
+    for seed in range(20):
+        held_out, others = drawn(seed, n_points=60), drawn(100 + seed, n_points=60)
+        probabilities = Probabilities.fit(*held_out)
+
+        quality = measure_probabilities(
+            probabilities, {"validation": held_out, "test": others}, name="validation"
+        )
+        as_test = measure_probabilities(probabilities, {"": others, "own": held_out}, name="")
+
+        judged.append(quality["errors"]["validation"]["after"])
+        new.append(quality["errors"]["test"]["after"])
+        own.append(as_test["errors"]["own"]["after"])
+        assert quality["f1"]["threshold"] == probabilities.threshold("f1")
+        assert quality["errors"]["validation"]["before"] == as_test["errors"]["own"]["before"]
+
+    assert np.mean(own) < 0.6 * np.mean(new)
+    assert abs(np.mean(judged) - np.mean(new)) < 0.2 * np.mean(new)
