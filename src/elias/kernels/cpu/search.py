@@ -19,7 +19,7 @@ import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from elias.kernels.cpu.rows import ZERO, Array, dot
@@ -74,15 +74,15 @@ def expand_beam(
     labels = np.full((n_rows, size), n_labels, dtype=np.int64)
     paths = np.zeros((n_rows, size), dtype=np.int64)
     wanted_paths = np.full(wanted.shape, -1, dtype=np.int64)
-    _expand_rows(
-        (beam.numpy(), beam_log.detach().float().numpy()),
-        order_edges(edge_labels, edge_log),
-        wanted.numpy(),
-        n_labels,
-        (n_labels.bit_length() + 1) // 2,
-        min(numba.get_num_threads(), max(1, n_rows)),
-        (labels, paths, wanted_paths),
-    )
+    beams = (beam.numpy(), beam_log.detach().float().numpy())
+    ordered, n_bits = order_edges(edge_labels, edge_log), (n_labels.bit_length() + 1) // 2
+    n_chunks = numba.get_num_threads()  # each has scratch memory of O(L)
+    outs = (labels, paths, wanted_paths)
+
+    def expand(chunk: int, _: None) -> None:
+        _expand_some((chunk, n_chunks), beams, ordered, wanted.numpy(), n_labels, n_bits, outs)
+
+    list(thread_map(expand, range(n_chunks), lambda: None))
     return torch.from_numpy(labels), torch.from_numpy(paths), torch.from_numpy(wanted_paths)
 
 
@@ -344,7 +344,7 @@ def _reach(
 
 @njit(cache=True, nogil=True)
 def _expand_some(
-    rows: tuple[np.int64, int],
+    rows: tuple[int, int],
     beams: tuple[Array, Array],
     ordered: OrderedEdges,
     wanted: Array,
@@ -384,21 +384,6 @@ def _expand_some(
         for i in range(n_kept):
             out_labels[row, i] = best.reached[i]
             out_paths[row, i] = best.path[best.reached[i]]
-
-
-@njit(parallel=True, cache=True)
-def _expand_rows(
-    beams: tuple[Array, Array],
-    ordered: OrderedEdges,
-    wanted: Array,
-    n_labels: int,
-    n_bits: int,
-    n_chunks: int,
-    outs: tuple[Array, Array, Array],
-) -> None:
-    """Expand all beams with ``n_chunks`` workers, each with its own scratch memory of O(L)."""
-    for chunk in prange(n_chunks):
-        _expand_some((np.int64(chunk), n_chunks), beams, ordered, wanted, n_labels, n_bits, outs)
 
 
 class _Index(NamedTuple):
