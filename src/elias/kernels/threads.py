@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PARTS_PER_THREAD = 2  # in `over_ranges`; a thread that is interrupted leaves parts to the others
 
 _of_this_thread = threading.local()
+_starting = threading.Lock()
 
 Item = TypeVar("Item")
 SizedItem = TypeVar("SizedItem", bound="Sized")
@@ -67,7 +68,8 @@ def thread_map(
         finally:
             free.put(memory)
 
-    pool = _pool()
+    with _starting:
+        pool = _pool()
     futures = [pool.submit(run, item) for item in items]
     futures.reverse()
     try:
