@@ -19,6 +19,7 @@ from elias.kernels.cpu.rows import Array
 from elias.kernels.threads import over_ranges, thread_map
 
 _SATURATED = np.float32(0.0)
+_ZERO = np.float32(0.0)
 _MAX_BLOCKS = 8
 
 
@@ -126,10 +127,12 @@ def _path_log_backward(
                 continue
             position, edge = _split_path(path, n_edges, inverse)
             cluster = beam[row, position]
-            if cluster_log[row, cluster] <= _SATURATED:
-                by_cluster[row, cluster] += grad[row, slot]
-            if with_edges and edge_log[cluster, edge] <= _SATURATED:
-                by_edge[block, cluster, edge] += grad[row, slot]
+            gradient = grad[row, slot]
+            is_open = cluster_log[row, cluster] <= _SATURATED
+            by_cluster[row, cluster] += gradient if is_open else _ZERO
+            if with_edges:
+                is_open = edge_log[cluster, edge] <= _SATURATED
+                by_edge[block, cluster, edge] += gradient if is_open else _ZERO
 
 
 @njit(cache=True, nogil=True)

@@ -56,7 +56,7 @@ class BestPaths(NamedTuple):
     path: Array
     """(L,) the id of the best path to each reached label."""
     reached: Array
-    """(L,) the labels reached so far, at the front of the array."""
+    """(L + 1,) the labels reached so far, at the front of the array."""
 
 
 def expand_beam(
@@ -230,7 +230,7 @@ def walk(
     the number of labels reached so far.
     """
     n_clusters, n_edges = ordered.logs.shape
-    scores = best.scores
+    scores, paths, reached = best
     with_blocked = blocked.shape[0] > 0
     for position in range(beam.shape[0]):
         cluster = beam[position]
@@ -238,25 +238,38 @@ def walk(
             continue
         cluster_unsaturated = beam_log[position]
         cluster_score = min(cluster_unsaturated, _SATURATED)
+        logs, labels = ordered.logs[cluster], ordered.labels[cluster]
+        edges, n_sorted = ordered.edges[cluster], ordered.sizes[cluster]
         rank = walked[position]
-        while rank < ordered.sizes[cluster]:
-            edge_unsaturated = ordered.logs[cluster, rank]
+        while rank < n_sorted:
+            edge_unsaturated = logs[rank]
             score = cluster_score + min(edge_unsaturated, _SATURATED)
             if not score >= threshold:
                 break
-            label = ordered.labels[cluster, rank]
+            label = np.uint64(labels[rank])  # a signed index would be checked for its sign
             if with_blocked and blocked[label]:
                 rank += 1
                 continue
+            # The rest has no branches, because the CPU would mispredict one at every third path.
+            before, unsaturated_before, path_before = (
+                scores[label, 0],
+                scores[label, 1],
+                paths[label],
+            )
             unsaturated = cluster_unsaturated + edge_unsaturated
-            before = scores[label, 0]
-            if score > before or (score == before and unsaturated > scores[label, 1]):
-                if before == EMPTY:
-                    best.reached[n_reached] = label
-                    n_reached += 1
-                scores[label, 0] = score
-                scores[label, 1] = unsaturated
-                best.path[label] = position * n_edges + ordered.edges[cluster, rank]
+            reached[n_reached] = label
+            n_reached += (before == EMPTY) & (score > EMPTY)
+            mask = np.int32(  # all bits are set if the path is better than the best one before
+                -np.int32(
+                    (score > before) | ((score == before) & (unsaturated > unsaturated_before))
+                )
+            )
+            scores[label, 0] = max(score, before)
+            old = np.float32(unsaturated_before).view(np.int32)
+            new = np.float32(unsaturated).view(np.int32)
+            scores[label, 1] = np.int32(old ^ ((old ^ new) & mask)).view(np.float32)
+            path = np.int32(position * n_edges + edges[rank])
+            paths[label] = path_before ^ ((path_before ^ path) & mask)
             rank += 1
         walked[position] = rank
     return n_reached
@@ -319,7 +332,8 @@ def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None
 def new_best_paths(n_labels: int) -> BestPaths:
     """Return scratch memory for L labels."""
     scores = np.full((n_labels, 2), EMPTY, dtype=np.float32)
-    return BestPaths(scores, np.empty(n_labels, dtype=np.int32), np.empty(n_labels, dtype=np.int32))
+    path, reached = np.empty(n_labels, dtype=np.int32), np.empty(n_labels + 1, dtype=np.int32)
+    return BestPaths(scores, path, reached)
 
 
 @njit(cache=True, nogil=True)
