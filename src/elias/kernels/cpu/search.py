@@ -23,7 +23,7 @@ from numba import njit
 from torch import Tensor
 
 from elias.kernels.cpu.rows import ZERO, Array, dot
-from elias.kernels.threads import split_range, thread_map
+from elias.kernels.threads import over_ranges, split_range, thread_map
 
 EMPTY = np.float32(-np.inf)
 _SATURATED = np.float32(0.0)
@@ -88,19 +88,25 @@ def expand_beam(
 
 def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
     """Return the edges of each cluster, best first, without edges of log score -inf."""
-    logs = edge_log.detach().float().numpy()
-    # One integer holds score and slot: numpy sorts integers faster than it sorts pairs.
-    bits = (np.float32(0) - logs).view(np.int32)  # 0 - x instead of -x, to avoid a negative zero
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # sorts like the floats
-    keys = (ascending.astype(np.int64) << 32) | np.arange(logs.shape[1])
-    keys.sort(axis=1)
-    order = keys & 0xFFFFFFFF
-    return OrderedEdges(
-        edges=order.astype(np.int32),
-        logs=np.take_along_axis(logs, order, axis=1),
-        labels=np.take_along_axis(edge_labels.numpy(), order, axis=1).astype(np.int32),
-        sizes=(logs != EMPTY).sum(axis=1),
-    )
+    logs, labels = edge_log.detach().float().numpy(), edge_labels.numpy()
+    order, ordered_labels = (np.empty(logs.shape, dtype=np.int32) for _ in range(2))
+    ordered_logs = np.empty_like(logs)
+
+    def sort(begin: int, end: int) -> None:
+        rows = slice(begin, end)
+        # One integer holds score and slot: numpy sorts integers faster than it sorts pairs.
+        # 0 - x instead of -x, to avoid a negative zero
+        bits = (np.float32(0) - logs[rows]).view(np.int32)
+        ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # sorts like the floats
+        keys = (ascending.astype(np.int64) << 32) | np.arange(logs.shape[1])
+        keys.sort(axis=1)
+        slots = keys & 0xFFFFFFFF
+        order[rows] = slots
+        ordered_logs[rows] = np.take_along_axis(logs[rows], slots, axis=1)
+        ordered_labels[rows] = np.take_along_axis(labels[rows], slots, axis=1)
+
+    over_ranges(sort, len(logs))
+    return OrderedEdges(order, ordered_logs, ordered_labels, sizes=(logs != EMPTY).sum(axis=1))
 
 
 @njit(cache=True, nogil=True)
