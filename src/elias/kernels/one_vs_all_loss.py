@@ -16,9 +16,8 @@ from numba import get_num_threads
 from torch import Tensor
 
 from elias.kernels import every_label_bce, product
-from elias.kernels.cpu.matmul import torch_threads
 from elias.kernels.plain import ranking_key, split_ranking_key
-from elias.kernels.threads import split_range, thread_map
+from elias.kernels.threads import split_range, thread_map, torch_threads
 
 _CHUNK_NUMBERS = 2**24
 """Maximum number of logits, and of weights, in a chunk: 64 MB in float32."""

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 import numba
+import torch
 
 from elias.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Sized
 
+_PARTS_PER_THREAD = 2  # in `over_ranges`; a thread that is interrupted leaves parts to the others
+
+_of_this_thread = threading.local()
+_starting = threading.Lock()
 
 Item = TypeVar("Item")
 SizedItem = TypeVar("SizedItem", bound="Sized")
@@ -36,12 +45,14 @@ def thread_map(
 
     An idle thread takes the next item, so items may differ in size. ``scratch()`` allocates the
     memory passed to ``work``. It is called once per thread, so concurrent calls never share memory.
+    torch uses one thread in each of them. If ``work`` itself calls this function, the inner call
+    uses no other threads.
 
     >>> list(thread_map(lambda item, _: 2 * item, [1, 2, 3], dict))
     [2, 4, 6]
     """
     n_threads = min(numba.get_num_threads(), len(items))
-    if n_threads <= 1:
+    if n_threads <= 1 or hasattr(_of_this_thread, "is_in_pool"):
         memory = scratch() if items else None
         for item in items:
             yield work(item, memory)  # type: ignore[arg-type]
@@ -57,12 +68,59 @@ def thread_map(
         finally:
             free.put(memory)
 
-    pool = ThreadPoolExecutor(n_threads)
+    with _starting:
+        pool = _pool()
+    futures = [pool.submit(run, item) for item in items]
+    futures.reverse()
     try:
-        yield from pool.map(run, items)
+        while futures:
+            yield futures.pop().result()
     finally:
         # after an error or an interrupt, items that have not started are dropped
-        pool.shutdown(cancel_futures=True)
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+def over_ranges(work: Callable[[int, int], object], stop: int) -> None:
+    """Call ``work(begin, end)`` for consecutive parts of 0 … ``stop``-1 on several threads."""
+    n_parts = _PARTS_PER_THREAD * numba.get_num_threads()
+    parts = split_range(stop, max(1, -(-stop // n_parts)))
+    for _ in thread_map(lambda part, _: work(part.start, part.stop), parts, lambda: None):
+        pass
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads for this thread, and for threads that start meanwhile."""
+    numba.get_num_threads()  # the first call in a process sets torch's number of threads, too
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads of `thread_map`. Starting new ones for each call takes 0.3 ms."""
+    n_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    started = threading.Barrier(n_threads)
+
+    def start(_: int) -> None:
+        _of_this_thread.is_in_pool = True
+        torch.get_num_threads()  # the first call in a thread sets its number of threads
+        started.wait()
+
+    pool = ThreadPoolExecutor(n_threads, thread_name_prefix="elias-kernels")
+    with torch_threads(1):
+        list(pool.map(start, range(n_threads)))
+    return pool
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has no threads
 
 
 def thread_map_progress(

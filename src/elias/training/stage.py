@@ -21,7 +21,7 @@ from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
-from elias.kernels.cpu.matmul import torch_threads
+from elias.kernels.threads import torch_threads
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll

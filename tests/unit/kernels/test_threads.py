@@ -1,9 +1,11 @@
 import threading
 
 import numba
+import numpy as np
 import pytest
+import torch
 
-from elias.kernels.threads import thread_map_progress
+from elias.kernels.threads import over_ranges, thread_map, thread_map_progress
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -49,3 +51,32 @@ def test_an_error_is_raised_and_later_items_are_not_started():
         list(thread_map_progress(work, [[i] for i in range(200)], dict, "failing", 200))
 
     assert len(begun) < 200
+
+
+def test_torch_uses_one_thread_in_each_thread():
+    before = torch.get_num_threads()
+
+    counts = list(thread_map(lambda *_: torch.get_num_threads(), range(8), dict))
+
+    if numba.get_num_threads() > 1:
+        assert set(counts) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_calls_may_be_nested():
+    def count(n, _):
+        return sum(thread_map(lambda i, _: i, range(n), dict))
+
+    assert list(thread_map(count, range(20), dict)) == [n * (n - 1) // 2 for n in range(20)]
+
+
+def test_ranges_cover_every_number_once():
+    visited = np.zeros(101, dtype=int)
+
+    def visit(begin, end):
+        visited[begin:end] += 1
+
+    over_ranges(visit, 101)
+    over_ranges(visit, 0)
+
+    assert (visited == 1).all()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from elias.kernels import plain
 from elias.kernels.adamw_state import AdamWRates, History, RowState
 from elias.kernels.cpu.rows import Array
+from elias.kernels.threads import over_ranges
 
 
 def adamw_rows(
@@ -22,16 +23,14 @@ def adamw_rows(
     powers = np.arange(int(skipped.max(initial=0)) + 1)
     logs = history.decay_log.numpy()
     fades = (rates.beta1**powers, rates.beta2**powers, np.exp2(logs[step] - logs[step - powers]))
-    _adamw_rows(
-        weight.detach().numpy(),
-        state.mean.numpy(),
-        state.variance.numpy(),
-        rows,
-        gradient.contiguous().numpy(),
-        skipped,
-        np.stack(fades).astype(np.float32),
-        _step_rates(step, rates),
-    )
+    tables = (weight.detach().numpy(), state.mean.numpy(), state.variance.numpy())
+    touched_rows = (rows, gradient.contiguous().numpy(), skipped)
+    factors = (np.stack(fades).astype(np.float32), _step_rates(step, rates))
+
+    def work(begin: int, end: int) -> None:
+        _adamw_rows(begin, end, *tables, *touched_rows, *factors)
+
+    over_ranges(work, len(rows))
     last_step[rows] = step
 
 
@@ -64,8 +63,10 @@ def _step_rates(step: int, rates: AdamWRates) -> Array:
     return np.array(numbers, dtype=np.float32)
 
 
-@njit(parallel=True, cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _adamw_rows(
+    begin: int,
+    end: int,
     weight: Array,
     mean: Array,
     variance: Array,
@@ -75,7 +76,7 @@ def _adamw_rows(
     fades: Array,
     rates: Array,
 ) -> None:
-    """Update the touched rows.
+    """Update the touched rows from ``begin`` to ``end``.
 
     ``skipped`` is the number of steps since each row's last update. ``fades[:, s]`` holds the decay
     factors of mean, variance and weight after s steps. ``rates`` holds the bias-corrected
@@ -83,7 +84,7 @@ def _adamw_rows(
     Fastmath is off: with it, a freshly compiled loop and the same loop loaded from numba's cache
     could round differently.
     """
-    for i in prange(touched.shape[0]):
+    for i in range(begin, end):
         row = touched[i]
         _adamw_row(weight[row], mean[row], variance[row], grad[i], fades[:, skipped[i]], rates)
 

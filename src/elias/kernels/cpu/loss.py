@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange
+from numba import njit
 from torch import Tensor
 
 from elias.kernels.cpu.matmul import product
 from elias.kernels.cpu.rows import Array
+from elias.kernels.threads import over_ranges
 
 _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)
@@ -46,33 +47,18 @@ def shortlist_bce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss over all shortlists and its gradients with respect to z and log ŷ."""
     gradients = torch.empty((2, *logits.shape))
-    relevant = torch.empty(labels.shape, dtype=torch.bool)
-    n_chunks = min(get_num_threads(), max(1, len(labels)))
-    _find_positives(labels.numpy(), positives.numpy(), n_labels, n_chunks, relevant.numpy())
-    slots = (logits, shortlist_log, relevant, labels < n_labels)
-    arrays = (tensor.detach().contiguous().numpy() for tensor in slots)
-    loss = _shortlist_bce(*arrays, *gradients.numpy())
-    return torch.tensor(loss, dtype=torch.float32), gradients[0], gradients[1]
+    slots = (logits, shortlist_log, labels)
+    z, log_scores, ids = (tensor.detach().contiguous().numpy() for tensor in slots)
+    losses, wanted, (by_logits, by_scores) = np.empty(len(z)), positives.numpy(), gradients.numpy()
 
+    def work(begin: int, end: int) -> None:
+        _shortlist_bce(
+            begin, end, z, log_scores, ids, wanted, n_labels, losses, by_logits, by_scores
+        )
 
-@njit(parallel=True, cache=True)
-def _find_positives(
-    labels: Array, positives: Array, n_labels: int, n_chunks: int, out: Array
-) -> None:
-    """Write to ``out`` whether each label is a positive of its row; padding (L) is never positive.
-
-    The rows are divided among ``n_chunks`` workers, each with scratch memory of L + 1 entries.
-    """
-    for chunk in prange(n_chunks):
-        marked = np.zeros(n_labels + 1, dtype=np.bool_)
-        for row in range(chunk, labels.shape[0], n_chunks):
-            for i in range(positives.shape[1]):
-                marked[positives[row, i]] = True
-            marked[n_labels] = False
-            for slot in range(labels.shape[1]):
-                out[row, slot] = marked[labels[row, slot]]
-            for i in range(positives.shape[1]):
-                marked[positives[row, i]] = False
+    over_ranges(work, len(labels))
+    total = sum(losses.tolist())  # in a fixed order
+    return torch.tensor(total, dtype=torch.float32), gradients[0], gradients[1]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -140,33 +126,39 @@ def _exception_loss(z: float, shortlist_log: float, relevant: bool) -> tuple[flo
     return -log_not_p, np.exp(log_odds + log_miss), np.exp(min(log_odds, _MAX_EXPONENT))
 
 
-@njit(parallel=True, cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _shortlist_bce(
+    begin: int,
+    end: int,
     z: Array,
     shortlist_log: Array,
-    relevant: Array,
-    stored: Array,
+    labels: Array,
+    positives: Array,
+    n_labels: int,
+    losses: Array,
     by_logits: Array,
     by_shortlist: Array,
-) -> float:
-    """Write the gradients into ``by_logits`` and ``by_shortlist``, and return the total loss.
+) -> None:
+    """Write the loss of each row from ``begin`` to ``end`` to ``losses``, and the gradients.
 
-    Padding slots, where ``stored`` is False, have no loss and gradients of 0.
+    Padding slots, whose label is L, have no loss and gradients of 0.
     """
-    n_rows, n_slots = z.shape
-    losses = np.empty(n_rows, dtype=np.float64)
-    for row in prange(n_rows):
-        loss = np.empty(n_slots, dtype=np.float32)
+    loss = np.empty(z.shape[1], dtype=np.float32)
+    is_positive = np.zeros(n_labels + 1, dtype=np.bool_)
+    for row in range(begin, end):
+        for label in positives[row]:
+            is_positive[label] = True
         _negatives_loss(z[row], shortlist_log[row], loss, by_logits[row], by_shortlist[row])
         total = 0.0
-        for k in range(n_slots):
-            if not stored[row, k]:
+        for k in range(z.shape[1]):
+            label = labels[row, k]
+            if label >= n_labels:
                 by_logits[row, k] = _ZERO
                 by_shortlist[row, k] = _ZERO
                 continue
-            if relevant[row, k] or z[row, k] > _MAX_EXACT_LOGIT:
+            if is_positive[label] or z[row, k] > _MAX_EXACT_LOGIT:
                 exact = _exception_loss(
-                    np.float64(z[row, k]), np.float64(shortlist_log[row, k]), relevant[row, k]
+                    np.float64(z[row, k]), np.float64(shortlist_log[row, k]), is_positive[label]
                 )
                 total += exact[0]
                 by_logits[row, k] = exact[1]
@@ -174,10 +166,8 @@ def _shortlist_bce(
             else:
                 total += loss[k]
         losses[row] = total
-    whole = 0.0
-    for row in range(n_rows):
-        whole += losses[row]
-    return whole
+        for label in positives[row]:
+            is_positive[label] = False
 
 
 def every_label_bce(

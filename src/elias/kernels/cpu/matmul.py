@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -36,14 +34,3 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if use_bfloat16(left.shape[0] * right.numel()):
         return (left.bfloat16() @ right.bfloat16()).float()
     return left @ right
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of torch's threads for this thread, and for threads that start meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

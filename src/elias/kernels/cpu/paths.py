@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from elias.kernels.cpu.rows import Array
+from elias.kernels.threads import over_ranges, thread_map
 
 _SATURATED = np.float32(0.0)
+_ZERO = np.float32(0.0)
 _MAX_BLOCKS = 8
 
 
@@ -30,7 +32,7 @@ class _PathLog(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty(paths.shape)
         arrays = (cluster_log.numpy(), edge_log.numpy(), beam.numpy(), paths.numpy())
-        _path_log(*arrays, out.numpy())
+        over_ranges(lambda begin, end: _path_log(begin, end, *arrays, out.numpy()), len(paths))
         ctx.save_for_backward(cluster_log, edge_log, beam, paths)
         return out
 
@@ -42,18 +44,19 @@ class _PathLog(torch.autograd.Function):
         n_blocks = max(1, min(_MAX_BLOCKS, 4 * paths.numel() // max(1, edge_log.numel())))
         by_cluster = torch.zeros_like(cluster_log)
         blocks = torch.zeros((n_blocks, *(edge_log if with_edges else edge_log[:0]).shape))
-        _path_log_backward(
-            (cluster_log.numpy(), edge_log.numpy()),
-            beam.numpy(),
-            paths.numpy(),
-            grads[0].contiguous().numpy(),
-            by_cluster.numpy(),
-            blocks.numpy(),
-        )
+        scores = (cluster_log.numpy(), edge_log.numpy())
+        arrays = (beam.numpy(), paths.numpy(), grads[0].contiguous().numpy())
+        sums = (by_cluster.numpy(), blocks.numpy())
+
+        def sum_block(block: int, _: None) -> None:
+            _path_log_backward(block, scores, *arrays, *sums)
+
+        list(thread_map(sum_block, range(n_blocks), lambda: None))
         if not with_edges:
             return by_cluster, None, None, None
         by_edge = torch.empty_like(edge_log)
-        _add_blocks(blocks.numpy(), by_edge.numpy())
+        numbers = (blocks.numpy(), by_edge.numpy())
+        over_ranges(lambda begin, end: _add_blocks(begin, end, *numbers), len(by_edge))
         return by_cluster, by_edge, None, None
 
 
@@ -71,11 +74,19 @@ def _split_path(path: int, n_edges: int, inverse: float) -> tuple[np.int64, np.i
     return position, path - position * n_edges
 
 
-@njit(parallel=True, cache=True)
-def _path_log(cluster_log: Array, edge_log: Array, beam: Array, paths: Array, out: Array) -> None:
+@njit(cache=True, nogil=True)
+def _path_log(
+    begin: int,
+    end: int,
+    cluster_log: Array,
+    edge_log: Array,
+    beam: Array,
+    paths: Array,
+    out: Array,
+) -> None:
     n_edges = edge_log.shape[1]
     inverse = 1.0 / n_edges
-    for row in prange(paths.shape[0]):
+    for row in range(begin, end):
         for slot in range(paths.shape[1]):
             path = paths[row, slot]
             if path < 0:
@@ -87,8 +98,9 @@ def _path_log(cluster_log: Array, edge_log: Array, beam: Array, paths: Array, ou
             out[row, slot] = score + min(edge_log[cluster, edge], _SATURATED)
 
 
-@njit(parallel=True, cache=True)
+@njit(cache=True, nogil=True)
 def _path_log_backward(
+    block: int,
     scores: tuple[Array, Array],
     beam: Array,
     paths: Array,
@@ -96,7 +108,7 @@ def _path_log_backward(
     by_cluster: Array,
     by_edge: Array,
 ) -> None:
-    """Add each path's gradient to its cluster and its edge, except where their scores saturate.
+    """Add the gradients of a block's paths to their clusters and edges, except saturated scores.
 
     A score is saturated where min(1, ·) is constant. ``scores`` is (cluster_log, edge_log).
     ``by_edge`` (blocks, C, E) gets one sum per block of rows; if its second dimension is 0, edge
@@ -108,24 +120,25 @@ def _path_log_backward(
     n_rows = paths.shape[0]
     n_blocks = by_edge.shape[0]
     with_edges = by_edge.shape[1] > 0
-    for block in prange(n_blocks):
-        for row in range(block * n_rows // n_blocks, (block + 1) * n_rows // n_blocks):
-            for slot in range(paths.shape[1]):
-                path = paths[row, slot]
-                if path < 0:
-                    continue
-                position, edge = _split_path(path, n_edges, inverse)
-                cluster = beam[row, position]
-                if cluster_log[row, cluster] <= _SATURATED:
-                    by_cluster[row, cluster] += grad[row, slot]
-                if with_edges and edge_log[cluster, edge] <= _SATURATED:
-                    by_edge[block, cluster, edge] += grad[row, slot]
+    for row in range(block * n_rows // n_blocks, (block + 1) * n_rows // n_blocks):
+        for slot in range(paths.shape[1]):
+            path = paths[row, slot]
+            if path < 0:
+                continue
+            position, edge = _split_path(path, n_edges, inverse)
+            cluster = beam[row, position]
+            gradient = grad[row, slot]
+            is_open = cluster_log[row, cluster] <= _SATURATED
+            by_cluster[row, cluster] += gradient if is_open else _ZERO
+            if with_edges:
+                is_open = edge_log[cluster, edge] <= _SATURATED
+                by_edge[block, cluster, edge] += gradient if is_open else _ZERO
 
 
-@njit(parallel=True, cache=True)
-def _add_blocks(blocks: Array, out: Array) -> None:
+@njit(cache=True, nogil=True)
+def _add_blocks(begin: int, end: int, blocks: Array, out: Array) -> None:
     """Write the sum of ``blocks`` (blocks, C, E) over the first axis to ``out``, in fixed order."""
-    for row in prange(out.shape[0]):
+    for row in range(begin, end):
         for edge in range(out.shape[1]):
             total = blocks[0, row, edge]
             for block in range(1, blocks.shape[0]):

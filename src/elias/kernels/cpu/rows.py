@@ -1,6 +1,6 @@
 """Products with selected rows of a large table and their sparse gradients, compiled by numba.
 
-Each loop is parallel over points or table rows. Each sum is computed by one thread in a fixed
+Points or table rows are divided among threads. Each sum is computed by one thread in a fixed
 order, so the result does not depend on the number of threads. The gradient of a table is a sparse
 tensor that holds the touched rows; `elias.training.optimizer` applies it in place.
 """
@@ -8,15 +8,16 @@ tensor that holds the touched rows; `elias.training.optimizer` applies it in pla
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elias.kernels.threads import split_range, thread_map
+from elias.kernels.threads import over_ranges, split_range, thread_map
 
 Array: TypeAlias = NDArray[Any]
 
@@ -33,19 +34,16 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
     """Return the weighted sum of vectors of each bag of ids, with a sparse gradient."""
     if torch.is_grad_enabled():
         return _BagSum.apply(weight, ids, offsets, coefficients)
-    # numba's own threads may abort if two Python threads predict at the same time
+    return _sum_bags(weight, ids, offsets, coefficients)
+
+
+def _sum_bags(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
-    numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
-    arrays = (weight.detach().numpy(), *numbers, out.numpy())
+    arrays = (_array(weight), ids.numpy(), offsets.numpy(), coefficients.numpy(), out.numpy())
     if len(out) <= _FEW_ROWS:
         _sum_rows(0, len(out), *arrays)
     else:
-
-        def work(rows: range, _: None) -> None:
-            _sum_rows(rows.start, rows.stop, *arrays)
-
-        spans = split_range(len(out), -(-len(out) // (4 * get_num_threads())))
-        list(thread_map(work, spans, lambda: None))
+        over_ranges(lambda begin, end: _sum_rows(begin, end, *arrays), len(out))
     return out
 
 
@@ -59,10 +57,10 @@ class _LabelLogits(torch.autograd.Function):
         out = torch.empty(labels.shape, dtype=torch.float32)
         arrays = (_array(embedding), _array(weight), _array(bias), _array(labels))
         if any(ctx.needs_input_grad):
-            _shortlist_dots(*arrays, _n_chunks(labels), out.numpy())
+            _over_chunks(_shortlist_dots, *arrays, out.numpy())
             ctx.save_for_backward(embedding, weight, bias, labels)
         else:
-            _gather_dot(*arrays, out.numpy())
+            _over_chunks(_gather_dot, *arrays, out.numpy())
         return out
 
     @staticmethod
@@ -70,7 +68,7 @@ class _LabelLogits(torch.autograd.Function):
         embedding, weight, bias, labels = ctx.saved_tensors
         ids, coefficients = _array(labels), _array(grads[0])
         by_embedding = torch.empty(embedding.shape, dtype=torch.float32)
-        _sum_shortlists(_array(weight), ids, coefficients, _n_chunks(labels), by_embedding.numpy())
+        _over_chunks(_sum_shortlists, _array(weight), ids, coefficients, by_embedding.numpy())
         offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
         groups = group_by_id(ids.reshape(-1), offsets, len(weight))
         rows, gradient, sums = _row_gradient(groups, coefficients.reshape(-1), _array(embedding))
@@ -87,10 +85,7 @@ class _BagSum(torch.autograd.Function):
         ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weight, ids, offsets, coefficients)
-        out = torch.empty((len(offsets) - 1, weight.shape[1]))
-        numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
-        _sum_rows_in_parallel(_n_chunks(out), _array(weight), *numbers, out.numpy())
-        return out
+        return _sum_bags(weight, ids, offsets, coefficients)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -112,8 +107,14 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().contiguous().numpy()
 
 
-def _n_chunks(labels: Tensor) -> int:
-    return min(get_num_threads(), max(1, len(labels)))
+def _over_chunks(work: Callable[..., None], *arrays: Array) -> None:
+    """Call ``work(begin, end, *arrays)`` for one large chunk of rows per thread.
+
+    The rows of a chunk share what they read of a table. The last array has a row for each of them.
+    """
+    n_rows = len(arrays[-1])
+    chunks = split_range(n_rows, max(1, -(-n_rows // get_num_threads())))
+    list(thread_map(lambda rows, _: work(rows.start, rows.stop, *arrays), chunks, lambda: None))
 
 
 def _row_gradient(
@@ -123,7 +124,8 @@ def _row_gradient(
     touched = torch.from_numpy(groups[0])
     gradient = torch.empty((len(touched), vectors.shape[1]))
     sums = torch.empty(len(touched))
-    _sum_groups(vectors, groups, coefficients, gradient.numpy(), sums.numpy())
+    arrays = (vectors, groups, coefficients, gradient.numpy(), sums.numpy())
+    over_ranges(lambda begin, end: _sum_groups(begin, end, *arrays), len(touched))
     return touched, gradient, sums
 
 
@@ -136,14 +138,15 @@ def dot(row: Array, point: Array) -> np.float32:
     return total
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
-def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _gather_dot(
+    begin: int, end: int, embedding: Array, weight: Array, bias: Array, labels: Array, out: Array
+) -> None:
     """Write ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
-    n_rows, n_keep = labels.shape
     n_labels = len(weight)
-    for row in prange(n_rows):
+    for row in range(begin, end):
         point = embedding[row]
-        for k in range(n_keep):
+        for k in range(labels.shape[1]):
             label = labels[row, k]
             if label >= n_labels:
                 out[row, k] = 0.0
@@ -186,16 +189,6 @@ def _sum_rows(
         _add_rows(weight, ids[offsets[row] : offsets[row + 1]], coefficients[offsets[row] :], total)
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
-def _sum_rows_in_parallel(
-    n_chunks: int, weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array
-) -> None:
-    """Run `_sum_rows` for all rows, which are divided among ``n_chunks`` workers."""
-    for chunk in prange(n_chunks):
-        begin, end = chunk * len(out) // n_chunks, (chunk + 1) * len(out) // n_chunks
-        _sum_rows(begin, end, weight, ids, offsets, coefficients, out)
-
-
 @njit(cache=True, fastmath=FASTMATH)
 def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> None:
     n_weights = weight.shape[0]
@@ -212,29 +205,32 @@ def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> N
         j += 1
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
 def _sum_shortlists(
-    weight: Array, labels: Array, coefficients: Array, n_chunks: int, out: Array
+    begin: int, end: int, weight: Array, labels: Array, coefficients: Array, out: Array
 ) -> None:
     """Compute `_sum_rows` for shortlists of equal length, one block of slots at a time.
 
     A block of slots is processed for all rows before the next block. If labels ascend within each
-    row, the rows then read nearby weights at about the same time, and these stay in the cache. The
-    rows are divided among ``n_chunks`` workers.
+    row, the rows then read nearby weights at about the same time, and these stay in the cache.
     """
-    n_rows, n_slots = labels.shape
-    for chunk in prange(n_chunks):
-        begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
-        out[begin:end] = 0.0
-        for first in range(0, n_slots, _SLOTS_PER_CHUNK):
-            slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
-            for row in range(begin, end):
-                _add_rows(weight, labels[row, slots], coefficients[row, slots], out[row])
+    n_slots = labels.shape[1]
+    out[begin:end] = 0.0
+    for first in range(0, n_slots, _SLOTS_PER_CHUNK):
+        slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
+        for row in range(begin, end):
+            _add_rows(weight, labels[row, slots], coefficients[row, slots], out[row])
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
 def _sum_groups(
-    vectors: Array, groups: tuple[Array, ...], coefficients: Array, out: Array, sums: Array
+    begin: int,
+    end: int,
+    vectors: Array,
+    groups: tuple[Array, ...],
+    coefficients: Array,
+    out: Array,
+    sums: Array,
 ) -> None:
     """Write the weighted sum of each group's vectors, and the sum of its coefficients.
 
@@ -242,7 +238,7 @@ def _sum_groups(
     """
     _, starts, rows, positions = groups
     c = coefficients
-    for i in prange(out.shape[0]):
+    for i in range(begin, end):
         total = out[i]
         total[:] = 0.0
         whole = np.float32(0.0)
@@ -332,21 +328,19 @@ def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -
         k += 1
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
 def _shortlist_dots(
-    embedding: Array, weight: Array, bias: Array, labels: Array, n_chunks: int, out: Array
+    begin: int, end: int, embedding: Array, weight: Array, bias: Array, labels: Array, out: Array
 ) -> None:
     """Compute `_gather_dot` in blocks of slots, as `_sum_shortlists` does."""
-    n_rows, n_slots = labels.shape
-    for chunk in prange(n_chunks):
-        begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
-        for first in range(0, n_slots, _SLOTS_PER_CHUNK):
-            slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
-            for row in range(begin, end):
-                _dots(embedding[row], weight, bias, labels[row, slots], out[row, slots])
+    n_slots = labels.shape[1]
+    for first in range(0, n_slots, _SLOTS_PER_CHUNK):
+        slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
+        for row in range(begin, end):
+            _dots(embedding[row], weight, bias, labels[row, slots], out[row, slots])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
     """Group the entries of ragged lists by id: find the rows and positions of each id.
 

@@ -19,11 +19,11 @@ import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from elias.kernels.cpu.rows import ZERO, Array, dot
-from elias.kernels.threads import split_range, thread_map
+from elias.kernels.threads import over_ranges, split_range, thread_map
 
 EMPTY = np.float32(-np.inf)
 _SATURATED = np.float32(0.0)
@@ -56,7 +56,7 @@ class BestPaths(NamedTuple):
     path: Array
     """(L,) the id of the best path to each reached label."""
     reached: Array
-    """(L,) the labels reached so far, at the front of the array."""
+    """(L + 1,) the labels reached so far, at the front of the array."""
 
 
 def expand_beam(
@@ -74,33 +74,39 @@ def expand_beam(
     labels = np.full((n_rows, size), n_labels, dtype=np.int64)
     paths = np.zeros((n_rows, size), dtype=np.int64)
     wanted_paths = np.full(wanted.shape, -1, dtype=np.int64)
-    _expand_rows(
-        (beam.numpy(), beam_log.detach().float().numpy()),
-        order_edges(edge_labels, edge_log),
-        wanted.numpy(),
-        n_labels,
-        (n_labels.bit_length() + 1) // 2,
-        min(numba.get_num_threads(), max(1, n_rows)),
-        (labels, paths, wanted_paths),
-    )
+    beams = (beam.numpy(), beam_log.detach().float().numpy())
+    ordered, n_bits = order_edges(edge_labels, edge_log), (n_labels.bit_length() + 1) // 2
+    n_chunks = numba.get_num_threads()  # each has scratch memory of O(L)
+    outs = (labels, paths, wanted_paths)
+
+    def expand(chunk: int, _: None) -> None:
+        _expand_some((chunk, n_chunks), beams, ordered, wanted.numpy(), n_labels, n_bits, outs)
+
+    list(thread_map(expand, range(n_chunks), lambda: None))
     return torch.from_numpy(labels), torch.from_numpy(paths), torch.from_numpy(wanted_paths)
 
 
 def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
     """Return the edges of each cluster, best first, without edges of log score -inf."""
-    logs = edge_log.detach().float().numpy()
-    # One integer holds score and slot: numpy sorts integers faster than it sorts pairs.
-    bits = (np.float32(0) - logs).view(np.int32)  # 0 - x instead of -x, to avoid a negative zero
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # sorts like the floats
-    keys = (ascending.astype(np.int64) << 32) | np.arange(logs.shape[1])
-    keys.sort(axis=1)
-    order = keys & 0xFFFFFFFF
-    return OrderedEdges(
-        edges=order.astype(np.int32),
-        logs=np.take_along_axis(logs, order, axis=1),
-        labels=np.take_along_axis(edge_labels.numpy(), order, axis=1).astype(np.int32),
-        sizes=(logs != EMPTY).sum(axis=1),
-    )
+    logs, labels = edge_log.detach().float().numpy(), edge_labels.numpy()
+    order, ordered_labels = (np.empty(logs.shape, dtype=np.int32) for _ in range(2))
+    ordered_logs = np.empty_like(logs)
+
+    def sort(begin: int, end: int) -> None:
+        rows = slice(begin, end)
+        # One integer holds score and slot: numpy sorts integers faster than it sorts pairs.
+        # 0 - x instead of -x, to avoid a negative zero
+        bits = (np.float32(0) - logs[rows]).view(np.int32)
+        ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # sorts like the floats
+        keys = (ascending.astype(np.int64) << 32) | np.arange(logs.shape[1])
+        keys.sort(axis=1)
+        slots = keys & 0xFFFFFFFF
+        order[rows] = slots
+        ordered_logs[rows] = np.take_along_axis(logs[rows], slots, axis=1)
+        ordered_labels[rows] = np.take_along_axis(labels[rows], slots, axis=1)
+
+    over_ranges(sort, len(logs))
+    return OrderedEdges(order, ordered_logs, ordered_labels, sizes=(logs != EMPTY).sum(axis=1))
 
 
 @njit(cache=True, nogil=True)
@@ -230,7 +236,7 @@ def walk(
     the number of labels reached so far.
     """
     n_clusters, n_edges = ordered.logs.shape
-    scores = best.scores
+    scores, paths, reached = best
     with_blocked = blocked.shape[0] > 0
     for position in range(beam.shape[0]):
         cluster = beam[position]
@@ -238,25 +244,38 @@ def walk(
             continue
         cluster_unsaturated = beam_log[position]
         cluster_score = min(cluster_unsaturated, _SATURATED)
+        logs, labels = ordered.logs[cluster], ordered.labels[cluster]
+        edges, n_sorted = ordered.edges[cluster], ordered.sizes[cluster]
         rank = walked[position]
-        while rank < ordered.sizes[cluster]:
-            edge_unsaturated = ordered.logs[cluster, rank]
+        while rank < n_sorted:
+            edge_unsaturated = logs[rank]
             score = cluster_score + min(edge_unsaturated, _SATURATED)
             if not score >= threshold:
                 break
-            label = ordered.labels[cluster, rank]
+            label = np.uint64(labels[rank])  # a signed index would be checked for its sign
             if with_blocked and blocked[label]:
                 rank += 1
                 continue
+            # The rest has no branches, because the CPU would mispredict one at every third path.
+            before, unsaturated_before, path_before = (
+                scores[label, 0],
+                scores[label, 1],
+                paths[label],
+            )
             unsaturated = cluster_unsaturated + edge_unsaturated
-            before = scores[label, 0]
-            if score > before or (score == before and unsaturated > scores[label, 1]):
-                if before == EMPTY:
-                    best.reached[n_reached] = label
-                    n_reached += 1
-                scores[label, 0] = score
-                scores[label, 1] = unsaturated
-                best.path[label] = position * n_edges + ordered.edges[cluster, rank]
+            reached[n_reached] = label
+            n_reached += (before == EMPTY) & (score > EMPTY)
+            mask = np.int32(  # all bits are set if the path is better than the best one before
+                -np.int32(
+                    (score > before) | ((score == before) & (unsaturated > unsaturated_before))
+                )
+            )
+            scores[label, 0] = max(score, before)
+            old = np.float32(unsaturated_before).view(np.int32)
+            new = np.float32(unsaturated).view(np.int32)
+            scores[label, 1] = np.int32(old ^ ((old ^ new) & mask)).view(np.float32)
+            path = np.int32(position * n_edges + edges[rank])
+            paths[label] = path_before ^ ((path_before ^ path) & mask)
             rank += 1
         walked[position] = rank
     return n_reached
@@ -319,7 +338,8 @@ def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None
 def new_best_paths(n_labels: int) -> BestPaths:
     """Return scratch memory for L labels."""
     scores = np.full((n_labels, 2), EMPTY, dtype=np.float32)
-    return BestPaths(scores, np.empty(n_labels, dtype=np.int32), np.empty(n_labels, dtype=np.int32))
+    path, reached = np.empty(n_labels, dtype=np.int32), np.empty(n_labels + 1, dtype=np.int32)
+    return BestPaths(scores, path, reached)
 
 
 @njit(cache=True, nogil=True)
@@ -344,7 +364,7 @@ def _reach(
 
 @njit(cache=True, nogil=True)
 def _expand_some(
-    rows: tuple[np.int64, int],
+    rows: tuple[int, int],
     beams: tuple[Array, Array],
     ordered: OrderedEdges,
     wanted: Array,
@@ -384,21 +404,6 @@ def _expand_some(
         for i in range(n_kept):
             out_labels[row, i] = best.reached[i]
             out_paths[row, i] = best.path[best.reached[i]]
-
-
-@njit(parallel=True, cache=True)
-def _expand_rows(
-    beams: tuple[Array, Array],
-    ordered: OrderedEdges,
-    wanted: Array,
-    n_labels: int,
-    n_bits: int,
-    n_chunks: int,
-    outs: tuple[Array, Array, Array],
-) -> None:
-    """Expand all beams with ``n_chunks`` workers, each with its own scratch memory of O(L)."""
-    for chunk in prange(n_chunks):
-        _expand_some((np.int64(chunk), n_chunks), beams, ordered, wanted, n_labels, n_bits, outs)
 
 
 class _Index(NamedTuple):
