@@ -170,7 +170,7 @@ def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, see
         on_each_block(sum_columns)
         for other in dense_centers[1:]:
             dense_centers[0] += other
-    _sort_halves(members, first)
+    sort_halves(members, first)
 
 
 def _blocks(size: int) -> list[slice]:
@@ -274,7 +274,7 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _sort_halves(members: Array, first: Array) -> None:
+def sort_halves(members: Array, first: Array) -> None:
     """Move the members of the first half to the front, keeping the order within each half."""
     second = members[~first]
     end = 0
@@ -303,7 +303,7 @@ def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Arr
             break
         _add_all(parts, members, first, weights, center, dense_center)
     _clear(parts, members, center)
-    _sort_halves(members, first)
+    sort_halves(members, first)
 
 
 @njit(cache=True, nogil=True)

@@ -851,14 +851,14 @@ class Trainer:
         """
         split, candidates = self.splits[name], self._embedded_candidates(model, name)
         inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
-        ranked = rank_candidates(model, candidates, inputs, model.components, top_k, psi)
         # not in an ensemble, because a resumed run cannot cross-fit the members it loads
         reranker = None if self._in_ensemble else model.reranker
-        if name == "validation" and reranker is not None and reranker.cross_fitted:
-            assert psi is not None
-            count = self.config.rerank.candidates
-            ranked |= reranker.rerank_cross_fitted(candidates, psi, count=count, width=top_k)
-        return ranked
+        if name != "validation" or reranker is None or not reranker.cross_fitted:
+            return rank_candidates(model, candidates, inputs, model.components, top_k, psi)
+        assert psi is not None
+        count = self.config.rerank.candidates
+        ranked = rank_candidates(model, candidates, inputs, model.components[:1], top_k)
+        return ranked | reranker.rerank_cross_fitted(candidates, psi, count=count, width=top_k)
 
     def _fit_reranker(self, model: Elias) -> tuple[Reranker, dict[str, csr_matrix]]:
         """Train the ranker on the training points, and its calibration on held-out points.
