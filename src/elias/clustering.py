@@ -17,6 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 
+from elias.kernels.cpu.rows import dot
 from elias.kernels.cpu.search import kth_lowest
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.progress import progress
@@ -246,9 +247,7 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
         total = np.float32(0.0)
         for j in range(indptr[member], indptr[member + 1]):
             total += data[j] * center[indices[j]]
-        for d in range(dense.shape[1]):
-            total += dense[member, d] * dense_center[d]
-        scores[i] = -total
+        scores[i] = -(total + dot(dense[member], dense_center))
 
 
 @njit(cache=True, nogil=True)
