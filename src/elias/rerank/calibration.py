@@ -153,7 +153,7 @@ class Calibration:
             orders = generator.permuted(orders, axis=1) if forest else orders
             weights = np.repeat(drawn, pairs_of_point)
             feature, split, left, right, value = _grow(
-                bins, targets, weights, orders, depth, leaf, n_considered
+                bins, targets, weights, np.flatnonzero(weights), orders, depth, leaf, n_considered
             )
             chosen = zip(feature, split, strict=True)
             threshold = [0.0 if each == LEAF else thresholds[each][i] for each, i in chosen]
@@ -299,6 +299,7 @@ def _grow(
     bins: NDArray[np.uint16],
     targets: NDArray[np.uint8],
     weights: NDArray[np.int64],
+    pairs: NDArray[np.int64],
     orders: NDArray[np.int64],
     depth: int,
     leaf: int,
@@ -310,6 +311,7 @@ def _grow(
         bins: (F, n) bin of each pair's value: the number of thresholds that are below the value.
         targets: (n,) 1 for relevant pairs, else 0.
         weights: (n,) number of times that each pair is in the sample.
+        pairs: The pairs in the sample, which are sorted by node.
         orders: (inner nodes, F) order of the features at each node, for `_best_split`.
         depth: Maximum depth.
         leaf: Minimum weight of a leaf.
@@ -319,7 +321,7 @@ def _grow(
     size = 2 ** (depth + 1) - 1
     feature, last_left = np.full(size, LEAF), np.zeros(size, np.int64)
     left, right, value = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
-    pairs = np.flatnonzero(weights)  # the pairs of a node are next to each other
+    # `sort_halves` keeps the pairs of a node next to each other
     begins, ends = np.zeros(size, np.int64), np.zeros(size, np.int64)
     n_pairs, n_relevant, ends[0] = 0, 0, pairs.shape[0]
     for pair in pairs:
@@ -337,9 +339,12 @@ def _grow(
             )
             if feature[node] == LEAF:
                 continue
-            goes_left = bins[feature[node]][pairs[begin:stop]] <= last_left[node]
+            goes_left = np.empty(stop - begin, np.bool_)
+            border = begin
+            for i in range(begin, stop):
+                goes_left[i - begin] = bins[feature[node], pairs[i]] <= last_left[node]
+                border += goes_left[i - begin]
             sort_halves(pairs[begin:stop], goes_left)
-            border = begin + goes_left.sum()
             left[node], right[node] = n_nodes, n_nodes + 1
             begins[n_nodes], ends[n_nodes] = begin, border
             begins[n_nodes + 1], ends[n_nodes + 1] = border, stop
