@@ -275,14 +275,17 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 @njit(cache=True, nogil=True)
 def sort_halves(members: Array, first: Array) -> None:
     """Move the members of the first half to the front, keeping the order within each half."""
-    second = members[~first]
-    end = 0
+    second = np.empty(members.shape[0], np.int64)
+    n_first, n_second = 0, 0
     for i in range(members.shape[0]):
         if first[i]:
-            members[end] = members[i]
-            end += 1
-    for i in range(second.shape[0]):
-        members[end + i] = second[i]
+            members[n_first] = members[i]
+            n_first += 1
+        else:
+            second[n_second] = members[i]
+            n_second += 1
+    for i in range(n_second):
+        members[n_first + i] = second[i]
 
 
 @njit(cache=True, nogil=True)

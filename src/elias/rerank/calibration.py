@@ -138,7 +138,7 @@ class Calibration:
             return thresholds, np.searchsorted(thresholds, values).astype(np.uint16)
 
         thresholds, binned = zip(*thread_map(divide, list(features), lambda: None), strict=True)
-        bins = np.stack(binned)
+        bins, n_bins = np.stack(binned), 1 + max(map(len, thresholds))
         n_features, n_inner = len(features), 2**depth - 1
         forest = n_trees > 1
         n_considered = max(1, int(FOREST_FEATURE_SHARE * n_features)) if forest else n_features
@@ -153,7 +153,8 @@ class Calibration:
             orders = generator.permuted(orders, axis=1) if forest else orders
             weights = np.repeat(drawn, pairs_of_point)
             feature, split, left, right, value = _grow(
-                bins, targets, weights, np.flatnonzero(weights), orders, depth, leaf, n_considered
+                *(bins, n_bins, targets, weights, np.flatnonzero(weights)),
+                *(orders, depth, leaf, n_considered),
             )
             chosen = zip(feature, split, strict=True)
             threshold = [0.0 if each == LEAF else thresholds[each][i] for each, i in chosen]
@@ -297,6 +298,7 @@ def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDAr
 @njit(cache=True, nogil=True)
 def _grow(
     bins: NDArray[np.uint16],
+    n_bins: int,
     targets: NDArray[np.uint8],
     weights: NDArray[np.int64],
     pairs: NDArray[np.int64],
@@ -309,6 +311,7 @@ def _grow(
 
     Args:
         bins: (F, n) bin of each pair's value: the number of thresholds that are below the value.
+        n_bins: Largest number of bins of a feature.
         targets: (n,) 1 for relevant pairs, else 0.
         weights: (n,) number of times that each pair is in the sample.
         pairs: The pairs in the sample, which are sorted by node.
@@ -317,7 +320,6 @@ def _grow(
         leaf: Minimum weight of a leaf.
         n_considered: Number of features to consider at each node.
     """
-    n_bins = 1 + np.int64(bins.max())
     size = 2 ** (depth + 1) - 1
     feature, last_left = np.full(size, LEAF), np.zeros(size, np.int64)
     left, right, value = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
