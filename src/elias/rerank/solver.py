@@ -345,7 +345,7 @@ def _sigmoid(logit: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _dot(rows: Rows, row: int, weight: Array) -> float:
+def _dot(rows: Rows, row: int, weight: Array) -> np.float32:
     """Return the dot product of the weights and one row."""
     data, columns, starts, dense = rows
     begin, end = starts[row], starts[row + 1]
