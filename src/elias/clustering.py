@@ -17,6 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 
+from elias.kernels.cpu.rows import dot
 from elias.kernels.cpu.search import kth_lowest
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.progress import progress
@@ -170,7 +171,7 @@ def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, see
         on_each_block(sum_columns)
         for other in dense_centers[1:]:
             dense_centers[0] += other
-    _sort_halves(members, first)
+    sort_halves(members, first)
 
 
 def _blocks(size: int) -> list[slice]:
@@ -246,9 +247,7 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
         total = np.float32(0.0)
         for j in range(indptr[member], indptr[member + 1]):
             total += data[j] * center[indices[j]]
-        for d in range(dense.shape[1]):
-            total += dense[member, d] * dense_center[d]
-        scores[i] = -total
+        scores[i] = -(total + dot(dense[member], dense_center))
 
 
 @njit(cache=True, nogil=True)
@@ -274,16 +273,19 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _sort_halves(members: Array, first: Array) -> None:
+def sort_halves(members: Array, first: Array) -> None:
     """Move the members of the first half to the front, keeping the order within each half."""
-    second = members[~first]
-    end = 0
+    second = np.empty(members.shape[0], np.int64)
+    n_first, n_second = 0, 0
     for i in range(members.shape[0]):
         if first[i]:
-            members[end] = members[i]
-            end += 1
-    for i in range(second.shape[0]):
-        members[end + i] = second[i]
+            members[n_first] = members[i]
+            n_first += 1
+        else:
+            second[n_second] = members[i]
+            n_second += 1
+    for i in range(n_second):
+        members[n_first + i] = second[i]
 
 
 @njit(cache=True, nogil=True)
@@ -303,7 +305,7 @@ def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Arr
             break
         _add_all(parts, members, first, weights, center, dense_center)
     _clear(parts, members, center)
-    _sort_halves(members, first)
+    sort_halves(members, first)
 
 
 @njit(cache=True, nogil=True)

@@ -108,6 +108,7 @@ def train(
             if as_json:
                 typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
+        times = {"start": time.monotonic() - start_time}
         with resumable_run(out, overwrite=overwrite):
             model = train_resolved(
                 world if world.shards_labels else SingleProcess(target_device),
@@ -119,12 +120,13 @@ def train(
                 ignore_memory=ignore_memory,
             )
     if model is not None and out is not None:
-        _show_result(model, out, corpus, time.monotonic() - start_time)
+        times |= model.metadata.get("timings", {})
+        _show_result(model, out, corpus, describe_times(times, time.monotonic() - start_time))
 
 
-def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, duration: float) -> None:
+def _show_result(model: elias.Elias, out: Path, corpus: elias.Corpus, times: str) -> None:
     """Print timings, metrics of each component, the model folder and commands to try next."""
-    console.note(f"finished in {describe_times(model.metadata.get('timings', {}), duration)}")
+    console.note(f"finished in {times}")
     metrics = model.metadata.get("metrics", {})
     splits = {split for measured in metrics.values() for split in measured}
     if splits:

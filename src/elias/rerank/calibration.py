@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from elias.clustering import sort_halves
 from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.rerank.sparse_ranker import (
@@ -130,10 +131,14 @@ class Calibration:
         point = np.arange(len(targets)) if points is None else np.ravel(points)
         starts = np.flatnonzero(np.diff(point, prepend=-1))
         pairs_of_point = np.diff(np.append(starts, len(point)))
-        thresholds = [_thresholds(column, targets) for column in features]
-        bins = np.stack(
-            [np.searchsorted(*split) for split in zip(thresholds, features, strict=True)], axis=1
-        ).astype(np.uint16)
+
+        def divide(values: NDArray[np.float32], _: None) -> tuple[NDArray[Any], NDArray[Any]]:
+            """Return the thresholds of a feature, and the bin of each of its values."""
+            thresholds = _thresholds(values, targets)
+            return thresholds, np.searchsorted(thresholds, values).astype(np.uint16)
+
+        thresholds, binned = zip(*thread_map(divide, list(features), lambda: None), strict=True)
+        bins, n_bins = np.stack(binned), 1 + max(map(len, thresholds))
         n_features, n_inner = len(features), 2**depth - 1
         forest = n_trees > 1
         n_considered = max(1, int(FOREST_FEATURE_SHARE * n_features)) if forest else n_features
@@ -148,7 +153,8 @@ class Calibration:
             orders = generator.permuted(orders, axis=1) if forest else orders
             weights = np.repeat(drawn, pairs_of_point)
             feature, split, left, right, value = _grow(
-                bins, targets, weights, orders, depth, leaf, n_considered
+                *(bins, n_bins, targets, weights, np.flatnonzero(weights)),
+                *(orders, depth, leaf, n_considered),
             )
             chosen = zip(feature, split, strict=True)
             threshold = [0.0 if each == LEAF else thresholds[each][i] for each, i in chosen]
@@ -292,8 +298,10 @@ def _thresholds(values: NDArray[np.float32], targets: NDArray[np.uint8]) -> NDAr
 @njit(cache=True, nogil=True)
 def _grow(
     bins: NDArray[np.uint16],
+    n_bins: int,
     targets: NDArray[np.uint8],
     weights: NDArray[np.int64],
+    pairs: NDArray[np.int64],
     orders: NDArray[np.int64],
     depth: int,
     leaf: int,
@@ -302,76 +310,88 @@ def _grow(
     """Train one tree, level by level; return feature, bin, children and value of each node.
 
     Args:
-        bins: (n, F) bin of each pair's value: the number of thresholds that are below the value.
+        bins: (F, n) bin of each pair's value: the number of thresholds that are below the value.
+        n_bins: Largest number of bins of a feature.
         targets: (n,) 1 for relevant pairs, else 0.
         weights: (n,) number of times that each pair is in the sample.
+        pairs: The pairs in the sample, which are sorted by node.
         orders: (inner nodes, F) order of the features at each node, for `_best_split`.
         depth: Maximum depth.
         leaf: Minimum weight of a leaf.
         n_considered: Number of features to consider at each node.
     """
-    n_rows, n_features = bins.shape
-    n_bins = 1 + bins.max()
     size = 2 ** (depth + 1) - 1
     feature, last_left = np.full(size, LEAF), np.zeros(size, np.int64)
     left, right, value = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
-    n_pairs, n_relevant = 0, 0
-    for row in range(n_rows):
-        n_pairs += weights[row]
-        n_relevant += weights[row] * targets[row]
+    # `sort_halves` keeps the pairs of a node next to each other
+    begins, ends = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    n_pairs, n_relevant, ends[0] = 0, 0, pairs.shape[0]
+    for pair in pairs:
+        n_pairs += weights[pair]
+        n_relevant += weights[pair] * targets[pair]
     value[0] = n_relevant / n_pairs
-    node_of = np.zeros(n_rows, np.int64)
+    counts = np.empty((n_bins, 2), np.int64)
     first, end = 0, 1  # the nodes of this level
     for _ in range(depth):
-        counts = np.zeros((end - first, n_features, n_bins, 2), np.int64)
-        for row in range(n_rows):
-            if node_of[row] >= first and weights[row] > 0:
-                for f in range(n_features):
-                    counts[node_of[row] - first, f, bins[row, f], targets[row]] += weights[row]
         n_nodes = end
         for node in range(first, end):
+            begin, stop = begins[node], ends[node]
             feature[node], last_left[node], value[n_nodes], value[n_nodes + 1] = _best_split(
-                counts[node - first], orders[node], leaf, n_considered
+                bins, targets, weights, pairs[begin:stop], counts, orders[node], leaf, n_considered
             )
-            if feature[node] != LEAF:
-                left[node], right[node] = n_nodes, n_nodes + 1
-                n_nodes += 2
-        for row in range(n_rows):
-            node = node_of[row]
-            if node >= first and feature[node] != LEAF:
-                goes_left = bins[row, feature[node]] <= last_left[node]
-                node_of[row] = left[node] if goes_left else right[node]
+            if feature[node] == LEAF:
+                continue
+            goes_left = np.empty(stop - begin, np.bool_)
+            border = begin
+            for i in range(begin, stop):
+                goes_left[i - begin] = bins[feature[node], pairs[i]] <= last_left[node]
+                border += goes_left[i - begin]
+            sort_halves(pairs[begin:stop], goes_left)
+            left[node], right[node] = n_nodes, n_nodes + 1
+            begins[n_nodes], ends[n_nodes] = begin, border
+            begins[n_nodes + 1], ends[n_nodes + 1] = border, stop
+            n_nodes += 2
         first, end = end, n_nodes
     return feature[:end], last_left[:end], left[:end], right[:end], value[:end]
 
 
 @njit(cache=True, nogil=True)
 def _best_split(
-    counts: NDArray[np.int64], order: NDArray[np.int64], leaf: int, n_considered: int
+    bins: NDArray[np.uint16],
+    targets: NDArray[np.uint8],
+    weights: NDArray[np.int64],
+    pairs: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    order: NDArray[np.int64],
+    leaf: int,
+    n_considered: int,
 ) -> tuple[int, int, float, float]:
     """Return the split of a node with the lowest Gini impurity.
 
     Try the first ``n_considered`` features of ``order``, then further ones until a split is found.
-    ``counts`` (F, bins, 2) has the number of irrelevant and relevant pairs of the node in each bin
-    of each feature.
+    ``pairs`` are the pairs of the node. ``counts`` (bins, 2) is memory for the number of irrelevant
+    and relevant pairs in each bin of a feature.
 
     Returns:
         The feature, or `LEAF` if no split lowers the impurity; the last bin that goes left; and the
         share of relevant pairs on either side.
     """
     n_pairs, n_relevant = 0, 0
-    for b in range(counts.shape[1]):
-        n_pairs += counts[0, b, 0] + counts[0, b, 1]
-        n_relevant += counts[0, b, 1]
+    for pair in pairs:
+        n_pairs += weights[pair]
+        n_relevant += weights[pair] * targets[pair]
     best = (n_relevant**2 + (n_pairs - n_relevant) ** 2) / max(1, n_pairs)
     split = (LEAF, 0, 0.0, 0.0)
     for i, f in enumerate(order):
         if i >= n_considered and split[0] != LEAF:
             break
+        counts[:] = 0
+        for pair in pairs:
+            counts[bins[f, pair], targets[pair]] += weights[pair]
         below, relevant_below = 0, 0
-        for b in range(counts.shape[1] - 1):
-            below += counts[f, b, 0] + counts[f, b, 1]
-            relevant_below += counts[f, b, 1]
+        for b in range(counts.shape[0] - 1):
+            below += counts[b, 0] + counts[b, 1]
+            relevant_below += counts[b, 1]
             above, relevant_above = n_pairs - below, n_relevant - relevant_below
             if min(below, above) < max(1, leaf):
                 continue

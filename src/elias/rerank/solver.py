@@ -119,7 +119,7 @@ def fit_label_classifiers(
     first, logistic = _first_weights(start, n_labels, width), loss == "logistic"
     duals = _first_duals(groups, logistic, solution)
 
-    def work(labels: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[Array, ...]:
+    def work(labels: NDArray[np.int64], weight: NDArray[np.float32]) -> tuple[Array, ...]:
         fitted: tuple[Array, ...] = _fit_labels(
             rows, squares, groups, duals, labels, weight, first, logistic, limits, prune, seed
         )
@@ -127,7 +127,7 @@ def fit_label_classifiers(
 
     chunks = _chunks(groups[0])
     fitted = thread_map_progress(
-        work, chunks, lambda: np.zeros(width), "Fitting the ranker", n_labels
+        work, chunks, lambda: np.zeros(width, np.float32), "Fitting the ranker", n_labels
     )
     counts, biases, columns, values = map(np.concatenate, zip(*fitted, strict=True))
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -271,7 +271,7 @@ def _solve(
         order[i], moved[i] = i, step != 0.0
         if moved[i]:
             bias += step
-            _add(rows, members[i], step, weight)
+            _add(rows, members[i], np.float32(step), weight)
     active, bound = size, np.inf
     for _ in range(max_iterations):
         state = _shuffle(order, active, state)
@@ -302,7 +302,7 @@ def _solve(
             if change != 0.0:
                 moved[i] = True
                 bias += change * sign
-                _add(rows, row, change * sign, weight)
+                _add(rows, row, np.float32(change * sign), weight)
         bound = highest if highest > 0.0 else np.inf
         if (max(highest, -lowest) if logistic else highest - lowest) <= tolerance:
             if active == size:
@@ -345,30 +345,37 @@ def _sigmoid(logit: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _dot(rows: Rows, row: int, weight: Array) -> float:
+def _dot(rows: Rows, row: int, weight: Array) -> np.float32:
     """Return the dot product of the weights and one row."""
     data, columns, starts, dense = rows
-    total = sparse_dot(data, columns, starts[row], starts[row + 1], weight)
-    return total + _dense_dot(dense, row, weight[weight.shape[0] - dense.shape[1] :])
+    begin, end = starts[row], starts[row + 1]
+    total = sparse_dot(data[begin:end], columns[begin:end], weight)
+    return total + _dense_dot(dense[row], weight[weight.shape[0] - dense.shape[1] :])
 
 
 @njit(cache=True, nogil=True, fastmath=_SUMS)
-def _dense_dot(dense: Array, row: int, weight: Array) -> float:
-    total = 0.0
-    for d in range(dense.shape[1]):
-        total += dense[row, d] * weight[d]
+def _dense_dot(values: Array, weight: Array) -> np.float32:
+    total = np.float32(0)
+    for d in range(values.shape[0]):
+        total += values[d] * weight[d]
     return total
 
 
 @njit(cache=True, nogil=True)
-def _add(rows: Rows, row: int, scale: float, weight: Array) -> None:
+def _add(rows: Rows, row: int, scale: np.float32, weight: Array) -> None:
     """Add ``scale`` times one row to the weights."""
     data, columns, starts, dense = rows
-    for j in range(starts[row], starts[row + 1]):
-        weight[columns[j]] += scale * data[j]
+    begin, end = starts[row], starts[row + 1]
+    _add_sparse(data[begin:end], columns[begin:end], scale, weight)
     dense_weight = weight[weight.shape[0] - dense.shape[1] :]
     for d in range(dense.shape[1]):
         dense_weight[d] += scale * dense[row, d]
+
+
+@njit(cache=True, nogil=True)
+def _add_sparse(data: Array, columns: Array, scale: np.float32, weight: Array) -> None:
+    for j in range(np.uint64(data.shape[0])):  # unsigned, as in `sparse_dot`
+        weight[columns[j]] += scale * data[j]
 
 
 @njit(cache=True, nogil=True)

@@ -43,6 +43,7 @@ UNSEEN_MARGIN = -1.0
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
 _BLOCK = 1024  # weights that are searched for candidates at a time
+_0, _1, _2, _3, _4 = map(np.uint64, range(5))
 _buffers = threading.local()  # per thread; allocation takes longer than scoring a point
 
 
@@ -391,7 +392,7 @@ def _score_points(
             if label < n_labels:
                 total = totals[slots[label] - 1]
                 low, high = dense_starts[label], dense_starts[label + 1]
-                total += sparse_dot(dense_values, dense_columns, low, high, dense[row])
+                total += sparse_dot(dense_values[low:high], dense_columns[low:high], dense[row])
                 out[row, k] = total
         for k in range(n_candidates):
             if candidates[row, k] < n_labels:
@@ -424,17 +425,21 @@ def find(columns: Array, low: int, high: int, wanted: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def sparse_dot(data: Array, columns: Array, begin: int, end: int, weight: Array) -> float:
-    """Return Σ data·weight[columns], in four partial sums that the CPU computes in parallel."""
-    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
-    j = begin
-    while j + 3 < end:
+def sparse_dot(data: Array, columns: Array, weight: Array) -> np.float32:
+    """Return Σ data·weight[columns], in four partial sums that the CPU computes in parallel.
+
+    The counter is unsigned, so that numba omits checks for negative indices.
+    """
+    zero = np.float32(0)
+    first, second, third, fourth = zero, zero, zero, zero
+    size, j = np.uint64(data.shape[0]), _0
+    while j + _4 <= size:
         first += data[j] * weight[columns[j]]
-        second += data[j + 1] * weight[columns[j + 1]]
-        third += data[j + 2] * weight[columns[j + 2]]
-        fourth += data[j + 3] * weight[columns[j + 3]]
-        j += 4
-    while j < end:
+        second += data[j + _1] * weight[columns[j + _1]]
+        third += data[j + _2] * weight[columns[j + _2]]
+        fourth += data[j + _3] * weight[columns[j + _3]]
+        j += _4
+    while j < size:
         first += data[j] * weight[columns[j]]
-        j += 1
+        j += _1
     return (first + second) + (third + fourth)

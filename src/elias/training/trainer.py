@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REPORTS = "reports"
+"""Name of the step that searches and ranks the held-out and the test points to measure a model."""
 _POINT_DEVIATION = 0.3  # typical standard deviation of a point's nDCG@5 between two models
 _COLLAPSED = 0.9  # warn if a larger share of the texts has the same best label
 _COMPARED = 5  # number of labels of each text whose scores are compared over texts
@@ -679,13 +681,14 @@ class Trainer:
 
     def report_stage(self, stage: ResolvedStage, model: EliasModel, best_epoch: int) -> None:
         """Measure a trained stage, record its metrics, and keep its candidates."""
-        if best_epoch != self._validated_epoch:  # the weights changed after the last validation
-            self.candidates.clear()
-        predictions = {
-            name: self._stage_predictions(model, self._candidates(model, name))
-            for name in self.evaluated
-        }
-        metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
+        with self.run.timed(REPORTS):
+            if best_epoch != self._validated_epoch:  # the weights changed after the last validation
+                self.candidates.clear()
+            predictions = {
+                name: self._stage_predictions(model, self._candidates(model, name))
+                for name in self.evaluated
+            }
+            metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
         self._report(stage.name, metrics, best_epoch=best_epoch)
         if not model.graph.learned and not isinstance(model, OneVsAll):
             self.run.save_partition(model.graph.strongest_parents().cpu().numpy())
@@ -825,14 +828,16 @@ class Trainer:
             with self.run.timed(RERANK):
                 model.reranker, psi = self._fit_reranker(model)
             self._report_ranker(model.reranker)
-        model.added = self._labels_beside(model)
-        ranked = {name: self._rank_split(model, name, psi.get(name)) for name in self.evaluated}
-        for cache in (self.candidates, self._first_embeddings):
-            cache.pop("train", None)
-        joined = {name: self._join_added(model, name, ranked[name]) for name in self.evaluated}
-        for component in model.components[0 if model.added is not None else 1 :]:
-            predictions = {name: joined[name][component] for name in self.evaluated}
-            self._report(component, self._measure_all(predictions))
+        with self.run.timed("added labels"):
+            model.added = self._labels_beside(model)
+        with self.run.timed(REPORTS):
+            ranked = {name: self._rank_split(model, name, psi.get(name)) for name in self.evaluated}
+            for cache in (self.candidates, self._first_embeddings):
+                cache.pop("train", None)
+            joined = {name: self._join_added(model, name, ranked[name]) for name in self.evaluated}
+            for component in model.components[0 if model.added is not None else 1 :]:
+                predictions = {name: joined[name][component] for name in self.evaluated}
+                self._report(component, self._measure_all(predictions))
         self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
         final = joined if self._in_ensemble else ranked  # without added labels, see `_finish`
@@ -859,14 +864,14 @@ class Trainer:
         """
         split, candidates = self.splits[name], self._embedded_candidates(model, name)
         inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
-        ranked = rank_candidates(model, candidates, inputs, model.components, top_k, psi)
         # not in an ensemble, because a resumed run cannot cross-fit the members it loads
         reranker = None if self._in_ensemble else model.reranker
-        if name == "validation" and reranker is not None and reranker.cross_fitted:
-            assert psi is not None
-            count = self.config.rerank.candidates
-            ranked |= reranker.rerank_cross_fitted(candidates, psi, count=count, width=top_k)
-        return ranked
+        if name != "validation" or reranker is None or not reranker.cross_fitted:
+            return rank_candidates(model, candidates, inputs, model.components, top_k, psi)
+        assert psi is not None
+        count = self.config.rerank.candidates
+        ranked = rank_candidates(model, candidates, inputs, model.components[:1], top_k)
+        return ranked | reranker.rerank_cross_fitted(candidates, psi, count=count, width=top_k)
 
     def _fit_reranker(self, model: Elias) -> tuple[Reranker, dict[str, csr_matrix]]:
         """Train the ranker on the training points, and its calibration on held-out points.
