@@ -58,8 +58,7 @@ def every_label_step(embedding, wanted):
     weight, bias, states = torch.randn(700, WIDTH), torch.randn(700), torch.zeros(2, 700, WIDTH)
     rates = AdamWRates(0.1, 0.9, 0.999, 1e-8, 0.01)
 
-    def update(first, gradient, _):
-        rows = slice(first, first + len(gradient))
+    def update(rows, gradient, _):
         adamw_dense(weight[rows], *states[:, rows], gradient, step=1, rates=rates)
 
     loss = every_label_loss(
