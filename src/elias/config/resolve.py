@@ -80,8 +80,8 @@ MAX_SCORES = {"bag": 2e10, "transformer": 2e9}
 
 A bag encoder then trains for some minutes on a CPU. The limit for a transformer is lower, because
 it learns more from hard negatives if most labels have one or two points."""
-LABEL_SHARE, MAX_LABEL_SAMPLE = 0.25, 8192
-"""Share of the labels that a step of a bag encoder scores at first, and their maximum number."""
+LABEL_SAMPLE = 8192
+"""Number of labels that a step of a bag encoder scores at first, if there are twice as many."""
 MIN_BATCH_SIZE = 16
 """Minimum of derived batch sizes, also if a larger batch does not fit into the memory."""
 BATCH_SIZES = {"bag": (MIN_BATCH_SIZE, 256), "transformer": (MIN_BATCH_SIZE, 1024)}
@@ -400,12 +400,12 @@ def batch_size(kind: str, n_points: int, steps: int) -> int:
 def label_share(n_labels: int) -> float:
     """Return the share of the labels that a step of a bag encoder scores at first.
 
-    It is 1 for few labels, which are scored quickly.
+    It is 1 for up to twice `LABEL_SAMPLE` labels, where sampling saves little time.
 
-    >>> label_share(1000), label_share(10_000), label_share(100_000)
-    (1.0, 0.25, 0.08192)
+    >>> label_share(10_000), label_share(100_000)
+    (1.0, 0.08192)
     """
-    return 1.0 if n_labels <= MAX_SCORED_LABELS else min(LABEL_SHARE, MAX_LABEL_SAMPLE / n_labels)
+    return 1.0 if n_labels <= 2 * LABEL_SAMPLE else LABEL_SAMPLE / n_labels
 
 
 def max_length(n_tokens: int) -> int:

@@ -200,7 +200,7 @@ class StageLoop:
             validation = self._validate(epoch.number)
             seconds = epoch.elapsed()
             self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
-            n_worse = epoch.number - best.epoch
+            n_worse = epoch.number - best.epoch if best.weights else 0
             if epoch.number == self.stage.epochs:
                 break
             if validation and 0 < self.config.eval.patience <= n_worse:
@@ -344,12 +344,16 @@ class StageLoop:
 
         The draw depends on the seed, the stage and the step, but not on the number of processes.
         """
-        share, step = self.stage.label_share, self._optimizer.steps
-        if share == 1 or step >= _SAMPLED_UNTIL * self._n_steps:
+        step = self._optimizer.steps
+        if not self._samples_labels(step):
             return None
         rng = np.random.default_rng([self.config.member_seed, self.position, step])
-        drawn = rng.random(self.model.n_labels, dtype=np.float32) < share
+        drawn = rng.random(self.model.n_labels, dtype=np.float32) < self.stage.label_share
         return torch.from_numpy(drawn).to(self._device)
+
+    def _samples_labels(self, step: int) -> bool:
+        """Return whether a step, which counts from 0, scores a share of the labels."""
+        return self.stage.label_share < 1 and step < _SAMPLED_UNTIL * self._n_steps
 
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
         """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""
@@ -370,14 +374,17 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Return the validation metrics, if points are held out, and keep the best weights."""
+        """Return the validation metrics, if points are held out, and keep the best weights.
+
+        An epoch whose last step scores a share of the labels is never the best.
+        """
         if self.validate is None:
             return {}
         self._optimizer.apply_pending_decay()
         self._average.swap()
         metrics = self.validate(self.model)
         score = metrics[self.config.eval.select_by]
-        if score > self._best.score:
+        if score > self._best.score and not self._samples_labels(self._optimizer.steps - 1):
             weights = self.model.state_dict().items()
             self._best.score, self._best.epoch = score, epoch
             self._best.weights = {name: t.detach().cpu().clone() for name, t in weights}

@@ -28,7 +28,7 @@ INTENTS = {"fast": 8_484, "balanced": 3_341, "best": 14_672, "small": 50}
 
 
 def test_saved_stages_of_earlier_versions_scored_every_label_in_all_steps():
-    stage = EliasConfig().resolve(20_000, 8484).to_dict()["stages"][0]
+    stage = EliasConfig().resolve(20_000, 32_768).to_dict()["stages"][0]
     assert stage.pop("label_share") == 0.25
 
     (complete,) = complete_tree({"stages": [stage]})["stages"]

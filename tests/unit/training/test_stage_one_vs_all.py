@@ -18,7 +18,7 @@ from elias.text.batches import collate, positives_of
 from elias.text.vectorizer import Featurizer
 from elias.training.optimizer import Optimizer, WeightAverage
 from elias.training.run import Run
-from elias.training.stage import Points
+from elias.training.stage import Points, StageLoop
 from elias.training.trainer import Trainer
 from stages import make_stage
 
@@ -173,6 +173,33 @@ def test_the_first_half_of_a_stage_scores_a_share_of_the_labels(monkeypatch):
     assert 0.3 < sum(first) / 12 < 0.7
     assert last == [None] * 12
     assert shares[1.0] == [None] * 24
+
+
+def test_an_epoch_that_samples_labels_is_not_the_best():
+    stage = replace(STAGE, label_share=0.5)
+    epochs = []
+    loop = None
+
+    def validate(_):
+        return {"nDCG@5": 10.0 - loop._optimizer.steps}  # the first epoch would be the best
+
+    encoder, points = make_points()
+    config = replace(CONFIG, stages=(stage,), eval=EvalConfig(patience=1))
+    config = config.resolve(N_POINTS, N_LABELS)
+    loop = StageLoop(
+        model=OneVsAll(encoder, N_LABELS),
+        stage=config.stages[0],
+        config=config,
+        points=points,
+        rng=np.random.default_rng(0),
+        validate=validate,
+        report=lambda report: epochs.append(report.epoch),
+    )
+
+    best = loop.run()
+
+    assert best == 4  # the first of the second half; patience does not count earlier ones
+    assert epochs == [1, 2, 3, 4, 5]
 
 
 def test_classifiers_start_at_centroids_with_biases_at_the_prior():
