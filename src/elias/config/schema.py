@@ -258,8 +258,9 @@ class StageConfig:
     stage before the last one scores every label if points × labels is at most 2·10¹⁰
     (transformer: 2·10⁹)."""
     label_share: float | None = None
-    """Share of the labels that a step scores in the first half of a stage with `score_all`, drawn
-    at random, in addition to the labels of its points; 1: all labels in all steps."""
+    """Share of the labels that a step scores in the first three quarters of a stage with
+    `score_all`, drawn at random, in addition to the labels of its points; 1: all labels in all
+    steps."""
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None

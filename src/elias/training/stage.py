@@ -57,7 +57,7 @@ Batch = TokenBatch | ShardedBatch
 _AVERAGES_PER_EPOCH = 10
 _STEPS_PER_CHECK = 50  # on a GPU; each check of the losses waits for the GPU
 _MAX_NAMED_POINTS = 10
-_SAMPLED_UNTIL = 0.5  # share of the steps in which `StageConfig.label_share` applies
+_SAMPLED_UNTIL = 0.75  # share of the steps in which `StageConfig.label_share` applies
 
 
 def torch_on_one_thread(model: EliasModel) -> AbstractContextManager[None]:
