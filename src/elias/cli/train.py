@@ -191,7 +191,7 @@ def show_plan(
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     why = reasons(config, resolved, len(corpus.train), corpus.n_labels)
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(resolved, why)]
-    if resolved.loss.label_text_weight and corpus.train.texts is not None and not continues:
+    if resolved.loss.label_contrast and corpus.train.texts is not None and not continues:
         first = next(i for i, row in enumerate(rows) if row[0] == resolved.stages[0].name)
         rows.insert(first, ("stage 0", _STAGE_0))
     if corpus.validation is not None:

@@ -264,7 +264,7 @@ _REPLACED = {
 }
 """Replacements of removed keys, for error messages. Other removed keys have a fixed value."""
 _ABSENT = "not set"
-_OF_EVERY_STAGE = {"bag_lr", "cluster_lr", "edge_lr", "label_lr", "average_from", "keep_encoder"}
+_OF_EVERY_STAGE = ("bag_lr", "cluster_lr", "edge_lr", "label_lr", "average_from", "keep_encoder")
 
 
 def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
@@ -298,8 +298,9 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
             complete["loss"] = {"label_text_weight": 0.0} | loss
     stages = complete.get("stages")
     if isinstance(stages, list) and all(
-        isinstance(stage, dict) and stage.keys() >= _OF_EVERY_STAGE for stage in stages
-    ):  # only a file that ELIAS saved has all of these keys
+        isinstance(stage, dict) and all(stage.get(key) is not None for key in _OF_EVERY_STAGE)
+        for stage in stages
+    ):  # only a resolved configuration has all of these values
         complete["stages"] = [{"label_share": 1.0} | stage for stage in stages]
     for name, constant in _REMOVED.items():
         section, key = name.split(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from queue import SimpleQueue
@@ -70,11 +70,13 @@ def thread_map(
 
     with _starting:
         pool = _pool()
-    futures = [pool.submit(run, item) for item in items]
-    futures.reverse()
+    futures: list[Future[Result]] = []
     try:
+        futures.extend(pool.submit(run, item) for item in items)
+        futures.reverse()
         while futures:
-            yield futures.pop().result()
+            yield futures[-1].result()
+            futures.pop()
     finally:
         # after an error or an interrupt, items that have not started are dropped
         for future in futures:
@@ -114,13 +116,24 @@ def _pool() -> ThreadPoolExecutor:
         started.wait()
 
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="elias-kernels")
-    with torch_threads(1):
-        list(pool.map(start, range(n_threads)))
+    try:
+        with torch_threads(1):
+            list(pool.map(start, range(n_threads)))
+    except BaseException:  # a thread could not be started: release those that wait for it
+        started.abort()
+        raise
     return pool
 
 
+def _forget_pool() -> None:
+    """Start new threads when they are needed: a forked process has none."""
+    global _starting
+    _starting = threading.Lock()  # the lock may have been held when the process was forked
+    _pool.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has no threads
+    os.register_at_fork(after_in_child=_forget_pool)
 
 
 def thread_map_progress(

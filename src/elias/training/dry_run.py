@@ -127,7 +127,7 @@ def estimate_run(
     if has_room and sizes.n_processes == 1:  # otherwise W_L may not fit into this process
         timed = Points(tokens, sample.labels)
         seconds = _time_epochs(config, encoder, timed, n_trained, device)
-        if n_label_points and init_from is None:
+        if config.loss.label_contrast and reads_texts and init_from is None:
             contrast_seconds = _time_contrast(config, encoder, timed, sample, corpus, len(points))
     total = sum(seconds[stage.name] * stage.epochs for stage in config.stages if seconds)
     return DryRun(

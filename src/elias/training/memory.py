@@ -397,8 +397,9 @@ def fit_batches(
     """Return the configuration with smaller batches if a transformer does not fit into the memory.
 
     Batch sizes that are given in ``config`` are not changed, and no batch is made smaller than
-    `MIN_BATCH_SIZE`. The total memory counts, not what is free now, so that an interrupted run has
-    the same batches when it resumes. The batches of a bag encoder hardly take memory.
+    `MIN_BATCH_SIZE`. The total memory of the machine counts, and not what this process or others
+    take now, so that an interrupted run has the same batches when it resumes, and all processes
+    have the same. The batches of a bag encoder hardly take memory.
     """
     sizes = Sizes.expected(resolved, corpus) if resolved.encoder.kind == "transformer" else None
     if sizes is None:
@@ -407,7 +408,7 @@ def fit_batches(
     derived = [stage.batch_size is None for stage in replace(config, index=index).stages]
 
     def fits(candidate: ResolvedConfig) -> bool:
-        estimate = estimate_memory(sizes, candidate, device, resident=resident_bytes())
+        estimate = estimate_memory(sizes, candidate, device)
         return all(check.possible for check in estimate.fits(process_counts()[1]))
 
     fitting = resolved

@@ -353,7 +353,8 @@ class StageLoop:
 
     def _samples_labels(self, step: int) -> bool:
         """Return whether a step, which counts from 0, scores a share of the labels."""
-        return self.stage.label_share < 1 and step < _SAMPLED_UNTIL * self._n_steps
+        samples = isinstance(self.model, OneVsAll) and self.stage.label_share < 1
+        return samples and step < _SAMPLED_UNTIL * self._n_steps
 
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
         """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""

@@ -36,6 +36,13 @@ def test_saved_stages_of_earlier_versions_scored_every_label_in_all_steps():
     assert complete == {"label_share": 1.0} | stage
 
 
+def test_stages_whose_settings_are_not_derived_yet_have_no_label_share():
+    stage = EliasConfig().to_dict()["stages"][0]
+    del stage["label_share"]
+
+    assert complete_tree({"stages": [stage]})["stages"] == [stage]
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_loads_and_says_what_it_is_for(name):
     config = EliasConfig.preset(name)

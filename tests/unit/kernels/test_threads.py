@@ -1,4 +1,5 @@
 import threading
+import time
 
 import numba
 import numpy as np
@@ -80,3 +81,20 @@ def test_ranges_cover_every_number_once():
     over_ranges(visit, 0)
 
     assert (visited == 1).all()
+
+
+def test_an_interrupt_waits_for_items_that_have_started():
+    finished = []
+
+    def work(item, _):
+        if item == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.1)
+        finished.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(thread_map(work, [0, 1], lambda: None))
+    n_finished = len(finished)
+    time.sleep(0.2)
+
+    assert len(finished) == n_finished
