@@ -18,7 +18,6 @@ are `float8_linear`, and ``throughout-float8-…`` both. ``loops`` are: launched
 
 import argparse
 import re
-import traceback
 from functools import partial
 from typing import NamedTuple
 
@@ -299,11 +298,7 @@ def measure(name, given, device, results):
     shape = KNOWN[name]
 
     def keep(key, work):
-        try:
-            results(f"{name} {key}", work())
-        except Exception as error:
-            results(f"{name} {key}", {"error": f"{type(error).__name__}: {error}"})
-            traceback.print_exc()
+        results.attempt(f"{name} {key}", work)
 
     for variant in [] if given.no_errors else given.variants:
         keep(f"{variant} errors", partial(errors, name, shape, given, device, variant))

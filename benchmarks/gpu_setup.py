@@ -333,6 +333,15 @@ class Results:
         self._path.write_text(text + "\n", encoding="utf8")
         print(f"# {key}: {json.dumps(value, default=lambda x: round(float(x), 4))}", flush=True)
 
+    def attempt(self, key, work):
+        """Record the result of ``work()``, or its error, so that the rest still runs."""
+        try:
+            self(key, work())
+        except Exception as error:
+            self(key, {"error": f"{type(error).__name__}: {error}"})
+            traceback.print_exc()
+        free()
+
 
 def table(title, header, rows):
     """Print one table."""

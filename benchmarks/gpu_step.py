@@ -7,7 +7,6 @@ and batches, made from one seed.
 """
 
 import argparse
-import traceback
 from functools import partial
 
 import torch
@@ -175,12 +174,7 @@ def measure_whole(shape, device, given, keep):
 
 def measure(shape, device, given, results):
     def keep(name, work):
-        try:
-            results(f"{shape.name} {name}", work())
-        except Exception as error:
-            results(f"{shape.name} {name}", {"error": f"{type(error).__name__}: {error}"})
-            traceback.print_exc()
-        free()
+        results.attempt(f"{shape.name} {name}", work)
 
     for storage in [] if given.no_head else given.storage:
         compact = storage == "compact"
