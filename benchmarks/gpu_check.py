@@ -32,6 +32,7 @@ from elias.kernels.adamw_state import (
     RowState,
     apply_pending_decay,
 )
+from elias.kernels.gpu import attention as gpu_attention
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
@@ -708,6 +709,39 @@ class Checks:
                 differing += (actual.ids != expected.ids).sum()
                 n_ids += actual.ids.size
         return max(*errors, differing / n_ids), 1e-2
+
+    def _attention(self, dtype, *, longest, n_heads, size, n_texts=60):
+        """Return the errors of the attention of packed texts and of its gradients."""
+        lengths = torch.randint(0, longest + 1, (n_texts,))
+        lengths[0] = longest
+        bounds = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
+        parts = [self.normal(bounds[-1], n_heads, size).to(dtype) for _ in range(4)]
+
+        def results(attend, parts, bounds):
+            parts = [part.detach().requires_grad_() for part in parts]
+            result = attend(*parts[:3], bounds, longest)
+            result.backward(parts[3])
+            return [result, *(part.grad for part in parts[:3])]
+
+        poison(self.device)
+        actual = results(gpu_attention.packed_attention, parts, bounds.to(self.device))
+        expected = results(plain.packed_attention, [part.cpu().double() for part in parts], bounds)
+        return max(map(error_of, actual, expected)), 2e-2 if dtype == torch.bfloat16 else 3e-3
+
+    def attention(self):
+        self._needs_cuda()  # the interpreter cannot multiply in bfloat16
+        return self._attention(torch.bfloat16, longest=64, n_heads=12, size=64)
+
+    def attention_of_short_texts(self):
+        self._needs_cuda()
+        return self._attention(torch.bfloat16, longest=23, n_heads=12, size=32)
+
+    def attention_of_few_tokens(self):
+        return self._attention(torch.float32, longest=5, n_heads=2, size=16, n_texts=7)
+
+    def attention_of_long_texts(self):
+        self._needs_cuda()
+        return self._attention(torch.bfloat16, longest=200, n_heads=12, size=64, n_texts=20)
 
     def predictions_as_on_the_cpu(self):
         self._needs_cuda()

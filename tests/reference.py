@@ -1,5 +1,6 @@
 """The paper, dense and slow: loops over points, clusters and labels in float64, nothing clever."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -116,6 +117,17 @@ def losses(weights, embedding, positives, parents, sizes, *, mean):
 def cross_entropy(p, relevant):
     """−[y log p + (1−y) log(1−p)]."""
     return -torch.log(p) if relevant else -torch.log(1 - p)
+
+
+def attention(query, key, value, bounds):
+    """Return the attention of each token and head (N, H, d) over the tokens of the same text."""
+    result = torch.zeros_like(value)
+    for start, end in itertools.pairwise(bounds):
+        for i in range(start, end):
+            for head in range(query.shape[1]):
+                scores = key[start:end, head] @ query[i, head] / query.shape[2] ** 0.5
+                result[i, head] = scores.softmax(dim=0) @ value[start:end, head]
+    return result
 
 
 def adamw(weight, gradients, lrs, betas, eps, decay):

@@ -81,11 +81,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_strings(name: str, values: Iterable[object]) -> None:
-    """Raise a `DataError` if an item of the argument ``name`` is not a string."""
+    """Raise a `DataError` if the argument ``name`` is a string or has items that are none."""
+    if isinstance(values, str):
+        raise DataError(f"{name} is a single string; wrap it in a list: [{values[:20]!r}]")
     for i, value in enumerate(values):
         if not isinstance(value, str):
             kind = type(value).__name__
             raise DataError(f"{name}[{i}] is {kind}, not a string; convert it to a string")
+
+
+def check_positive(**values: object) -> None:
+    """Raise a `DataError` if an argument is not a whole number of at least 1."""
+    for name, value in values.items():
+        if not isinstance(value, int) or value < 1:
+            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
 
 
 _LONGEST_QUOTE = 160

@@ -159,7 +159,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if isinstance(classes, str):
             raise DataError(f"classes is {classes!r}; give a list of labels: [{classes!r}]")
         known = set(self.classes_.tolist())
-        new = _sorted_labels(set().union(*sets, [] if classes is None else classes) - known)
+        every = _sorted_labels(known.union(*sets, [] if classes is None else classes))
+        new = [label for label in every if label not in known]
         if not new:
             return self
         examples = {

@@ -411,14 +411,3 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
         problem = f"predictions to combine have different numbers of labels: {sizes}"
         raise DataError(f"{problem}; combine predictions for the same labels")
     return parts[0]
-
-
-def interpolate(
-    scores: NDArray[np.floating[Any]], knots: NDArray[np.float64], values: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    """Map scores to probabilities by linear interpolation between the points (knot, value).
-
-    ``knots`` are ascending scores. Padding, which has a score of -inf, gets probability 0.
-    """
-    probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
-    return np.where(np.isneginf(scores), 0, probability).astype(np.float32)

@@ -233,7 +233,7 @@ def trains(tmp_path):
 
     def train(toml, *options):
         file.write_text(toml, encoding="utf8")
-        command = [sys.executable, ROOT / "benchmarks" / "gpu_runs.py", file, "--device", "cpu"]
+        command = [sys.executable, ROOT / "benchmarks" / "train_many.py", file, "--device", "cpu"]
         done = subprocess.run(
             [*command, "--runs", tmp_path / "runs", "--out", out, *options],
             capture_output=True,
@@ -248,7 +248,8 @@ def trains(tmp_path):
 
 
 def test_runs_are_trained_once_and_their_components_are_written(trains):
-    toml = '[defaults]\ndata = "."\nset = ["stages.one-vs-all.epochs=1"]\n[good]\nseeds = [0, 1]\n'
+    toml = '[defaults]\ndata = "."\nset = ["stages.one-vs-all.epochs=1"]\n'
+    toml += '[good]\nseeds = [0, 1]\nfiltered = "."\n'
     toml += '[bad]\ndata = "missing"\n'
 
     _, first = trains(toml, "--jobs", "3", "--threads", "1")
@@ -260,6 +261,11 @@ def test_runs_are_trained_once_and_their_components_are_written(trains):
     component = next(row for row in first if row.get("component") == "one-vs-all")
     assert component["held_out"]["P@1"] >= 0
     assert component["test"]["P@1"] >= 0
+    filtered = [row for row in first if row.get("component") == "one-vs-all, filtered"]
+    # nothing is filtered here, so it is the same measurement
+    assert [row["test"]["P@1"] for row in filtered] == [
+        row["test"]["P@1"] for row in first if row.get("component") == "one-vs-all"
+    ]
     assert "| good | one-vs-all | 2 |" in table
 
 

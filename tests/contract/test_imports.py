@@ -33,6 +33,12 @@ def test_importing_elias_imports_nothing_heavy():
     assert run(f"import elias; print({heavy} & set(sys.modules))") == "set()"
 
 
+def test_predicting_does_not_wait_for_the_compiler_of_torch():
+    code = "import elias.inference.predictor; print('torch._dynamo' in sys.modules)"
+
+    assert run(code) == "False"
+
+
 def test_the_lower_layers_do_not_import_torch():
     modules = ", ".join(f"elias.{n}" for n in ("config", "errors", "predictions", "metrics"))
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from e2e.commands import SMALL, elias
@@ -158,6 +159,11 @@ def test_partial_fit_adds_new_classes():
     (best,) = classifier.predict_topk(["strong drink"], k=4)
     assert best.index("drink") < best.index("wine")
     assert classifier.predict(["strong drink"]).shape == (1, 4)
-    for labels, classes, problem in ((["x", 6], None, "sorted"), ([], "eel", "a list of labels")):
+    for y, classes, problem in (
+        ([["x", 6]], None, "sorted"),
+        (np.array([[1, 0, 1]]), None, "sorted"),  # its columns are no labels that are known
+        ([[]], "eel", "a list of labels"),
+    ):
         with pytest.raises(DataError, match=problem):
-            classifier.partial_fit(["a text"], [labels], classes=classes)
+            classifier.partial_fit(["a text"], y, classes=classes)
+    assert len(classifier.classes_) == 4

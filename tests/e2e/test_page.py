@@ -180,6 +180,15 @@ def test_everything_can_be_done_by_keyboard(tab, text):
     expect(tab.locator(f"{ROWS} >> nth=1")).to_be_focused()
 
 
+def test_a_label_keeps_the_focus_when_the_labels_are_shown_again(tab, text):
+    typed(tab, text)
+    tab.focus(f"{ROWS} >> nth=1")
+
+    tab.dispatch_event("#threshold", "input")  # as a second answer of the server does
+
+    expect(tab.locator(f"{ROWS} >> nth=1")).to_be_focused()
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
 def test_nothing_is_wider_than_the_screen(browser, server, text, width):
     with opened(browser, server.url, viewport={"width": width, "height": 800}) as page:

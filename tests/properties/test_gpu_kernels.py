@@ -18,6 +18,7 @@ from stages import make_stage
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
 
 from elias.kernels.gpu import adamw as gpu_adamw
+from elias.kernels.gpu import attention as gpu_attention
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
@@ -520,3 +521,33 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
     torch.testing.assert_close(actual.total, expected.total)
     assert "no graphs on this driver" in caplog.text
     assert model.encoder.vectors.grad.abs().sum() > 0
+
+
+@FEW
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any),
+    n_heads=st.integers(1, 3),
+    size=st.sampled_from([16, 32, 12]),  # the last one is left to plain torch
+    longest=st.sampled_from([20, 64, 65]),
+    seed=SEEDS,
+)
+def test_attention_stays_within_each_text(lengths, n_heads, size, longest, seed):
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    shape = int(bounds[-1]), n_heads, size
+    *inputs, direction = (normal(generator_of(seed + i), *shape) for i in range(4))
+
+    def with_gradients(attend, dtype):
+        parts = [part.to(dtype).requires_grad_() for part in inputs]
+        result = attend(*parts)
+        return result, *torch.autograd.grad(result, parts, direction.to(dtype))
+
+    def kernel(*parts):
+        return gpu_attention.packed_attention(*parts, bounds.to(torch.int32), longest)
+
+    actual = with_gradients(kernel, torch.float32)
+    expected = with_gradients(
+        lambda *parts: reference.attention(*parts, bounds.tolist()), torch.float64
+    )
+
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)

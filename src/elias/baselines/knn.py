@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
 from elias.data.corpus import Corpus, Split
-from elias.errors import DataError
+from elias.errors import DataError, check_positive
 from elias.predictions import Predictions, from_entries
 from elias.progress import track
 from elias.text.vectorizer import Featurizer, unit_rows
@@ -37,8 +37,7 @@ class NearestNeighbours:
     """
 
     def __init__(self, corpus: Corpus, *, k: int = NEIGHBOURS) -> None:
-        if not isinstance(k, int) or k < 1:
-            raise DataError(f"k must be a whole number >= 1, not {k!r}")
+        check_positive(k=k)
         self.k = k
         self.label_names = corpus.label_names
         points = corpus.train

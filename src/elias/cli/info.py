@@ -148,7 +148,8 @@ def _describe_stage(stage: ResolvedStage, because: Because) -> str:
     if not stage.learn_graph:
         task = "scores every label" if stage.score_all else "fixed graph"
         task = because(task, f"{key}.score_all")
-    epochs = because(f"at most {stage.epochs} epochs", f"{key}.epochs")
+    plural = "s" * (stage.epochs != 1)
+    epochs = because(f"at most {stage.epochs} epoch{plural}", f"{key}.epochs")
     return f"{task}; {epochs} in {because(f'batches of {stage.batch_size}', f'{key}.batch_size')}"
 
 

@@ -77,9 +77,7 @@ def add(
     """Add labels without training. The scores of all other labels do not change."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     labels = elias.load_label_table(table, language=reading.language, encoding=reading.encoding)
-    corpus = None
-    if examples is not None:
-        corpus = reading.read(examples, test_size=0)
+    corpus = None if examples is None else reading.read(examples, test_size=0)
     start = time.monotonic()
     larger = loaded.add_labels(labels, corpus, skip_known=skip_known)
     seconds = time.monotonic() - start

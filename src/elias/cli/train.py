@@ -20,7 +20,7 @@ import elias
 from elias.cli import console, options
 from elias.cli.info import config_rows
 from elias.cli.torchrun import join_world
-from elias.config.resolve import reasons
+from elias.config.resolve import MAX_SCORED_LABELS, reasons
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from elias.training.dry_run import DryRun
 
 
-_STAGE_0 = "trains the encoder on label texts, if half of the points have a label with a text"
 _SHOWN_SECONDS = 1.0  # minimum duration of a step whose time is printed
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -193,7 +192,9 @@ def show_plan(
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(resolved, why)]
     if resolved.loss.label_contrast and corpus.train.texts is not None and not continues:
         first = next(i for i, row in enumerate(rows) if row[0] == resolved.stages[0].name)
-        rows.insert(first, ("stage 0", _STAGE_0))
+        others = ", or with other texts of the label" * (corpus.n_labels > MAX_SCORED_LABELS)
+        task = f"trains the encoder to compare texts with label texts{others}"
+        rows.insert(first, ("stage 0", f"{task}, if half of the points allow it"))
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))

@@ -225,8 +225,12 @@ def _train_clusters(index: Mapping[str, Any]) -> Any:
 
 
 _NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
-_OLD_RERANK = {"loss": "squared-hinge", "names": False}
-"""Values assumed for ranker keys that older configurations lack."""
+_OLD_VALUES: dict[str, dict[str, Any]] = {
+    "rerank": {"loss": "squared-hinge", "names": False},
+    "eval": {"drop_unhelpful": False},
+    "loss": {"label_text_weight": 0.0},
+}
+"""Values assumed for keys that older configurations lack, by section."""
 _REMOVED: dict[str, Any] = {
     "encoder.capture": True,
     "encoder.min_count": lambda part: part["min_count"] if part["min_count"] in (None, 1) else 2,
@@ -275,44 +279,45 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
     a message.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
-    [{'score_all': False, 'name': 'stage1'}]
+    [{'name': 'stage1', 'score_all': False}]
     """
     complete = copy.deepcopy(dict(tree))
-    stages, index, rerank = (complete.get(name) for name in ("stages", "index", "rerank"))
-    encoder, evaluation, loss = (complete.get(name) for name in ("encoder", "eval", "loss"))
-    if isinstance(encoder, dict) and (kind := encoder.pop("kind", None)):
-        encoder["model"] = kind if kind == "bag" else encoder.get("model", "minilm")
-    if isinstance(evaluation, dict) and "propensity_a" in evaluation:
-        constants = evaluation.pop("propensity_a"), evaluation.pop("propensity_b", None)
-        evaluation["propensity"] = list(constants)
-    if isinstance(stages, list) and all(
-        isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
-    ):  # only a file that an older version saved has this key in every stage
-        every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
-        complete["stages"] = [every_label | stage for stage in stages]
-        if isinstance(rerank, dict):
-            complete["rerank"] = _OLD_RERANK | rerank
-        if isinstance(evaluation, dict):
-            complete["eval"] = {"drop_unhelpful": False} | evaluation
-        if isinstance(loss, dict):
-            complete["loss"] = {"label_text_weight": 0.0} | loss
-    stages = complete.get("stages")
-    if isinstance(stages, list) and all(
-        isinstance(stage, dict) and all(stage.get(key) is not None for key in _OF_EVERY_STAGE)
-        for stage in stages
-    ):  # only a resolved configuration has all of these values
-        complete["stages"] = [{"label_share": 1.0} | stage for stage in stages]
+    for encoder in _tables(complete, "encoder"):
+        if kind := encoder.pop("kind", None):
+            encoder["model"] = kind if kind == "bag" else encoder.get("model", "minilm")
+    for evaluation in _tables(complete, "eval"):
+        if "propensity_a" in evaluation:
+            constants = evaluation.pop("propensity_a"), evaluation.pop("propensity_b", None)
+            evaluation["propensity"] = list(constants)
+    missing: dict[str, dict[str, Any]] = {}
+    of_stages: dict[str, Any] = {}
+    stages = _tables(complete, "stages")
+    # only a file that an older version saved has this key in every stage
+    if stages and all("max_grad_norm" in stage for stage in stages):
+        scores_all = any(index.get("kind") == "all" for index in _tables(complete, "index"))
+        missing, of_stages = _OLD_VALUES, {"score_all": scores_all}
+    # only a resolved configuration has all of these values
+    if all(stage.get(key) is not None for stage in stages for key in _OF_EVERY_STAGE):
+        of_stages["label_share"] = 1.0
+    for section, values in {**missing, "stages": of_stages}.items():
+        for table in _tables(complete, section):
+            table.update(values | table)
     for name, constant in _REMOVED.items():
         section, key = name.split(".")
-        parts = complete.get(section)
-        for part in parts if isinstance(parts, list) else [parts]:
-            if not isinstance(part, dict) or key not in part:
+        for part in _tables(complete, section):
+            if key not in part:
                 continue
             if part[key] == (constant(part) if callable(constant) else constant):
                 del part[key]
             elif drop_removed:
                 logger.info("%s=%s of the saved model is no longer used", name, part.pop(key))
     return complete
+
+
+def _tables(tree: Mapping[str, Any], section: str) -> list[dict[str, Any]]:
+    """Return the table of a section, or its list of tables. `build` reports any other value."""
+    value = tree.get(section)
+    return [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, dict)]
 
 
 def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,6 +377,30 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
         return f"{path} is {_shown(ours)} instead of {_shown(theirs)}"
     differences = (first_difference(a, b, f"{path}.{k}" if path else str(k)) for k, a, b in entries)
     return next(filter(None, differences))
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and the value of each leaf of nested dictionaries.
+
+    A list of tables, such as the stages, is indexed by the names of its entries.
+
+    >>> list(leaves({"seed": 1, "stages": [{"name": "stage1", "epochs": 3}]}))
+    [(('seed',), 1), (('stages', 'stage1', 'name'), 'stage1'), (('stages', 'stage1', 'epochs'), 3)]
+    """
+    if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        tree = {_item_key(i, table): table for i, table in enumerate(tree)}
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, tree
+
+
+def numbers(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and the value of each number in nested dictionaries."""
+    for path, value in leaves(tree):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value
 
 
 def _shown(value: Any) -> str:

@@ -231,8 +231,9 @@ class LossConfig:
     points with the label among the training texts that contain all words of its name. These texts
     also count in centroids. 0: label texts are not training points, as in the paper."""
     label_contrast: bool | None = None
-    """Stage 0: train the encoder on pairs of a text and the text of one of its labels, before the
-    first stage. Derived: true, unless label_text_weight is 0."""
+    """Stage 0: before the first stage, train the encoder on pairs of a text and the text of one of
+    its labels or, if this label has none, another text with the label. Derived: true, unless
+    label_text_weight is 0."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` if a value is not allowed."""
@@ -307,16 +308,10 @@ class StageConfig:
         rates = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr")
         _at_least(0, self, section, *rates, finite=True)
         _at_least(0, self, section, "weight_decay", "shortlist_loss_weight", "label_eps")
-        share = self.label_share
-        require(
-            share is None or 0 <= share <= 1,
-            f"{section}.label_share must be in [0, 1], not {share}",
-        )
-        start = self.average_from
-        require(
-            start is None or 0 <= start <= 1,
-            f"{section}.average_from must be in [0, 1], not {start}",
-        )
+        for name in ("label_share", "average_from"):
+            share = getattr(self, name)
+            valid = share is None or 0 <= share <= 1
+            require(valid, f"{section}.{name} must be in [0, 1], not {share}")
         require(
             not (self.learn_graph and self.score_all),
             f"{section}.score_all: a stage that learns the graph scores a shortlist; set one of "

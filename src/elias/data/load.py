@@ -590,19 +590,15 @@ def _cache_key(path: Path, options: ReadOptions) -> str:
 
 
 def check_corpus(corpus: Corpus) -> None:
-    """Raise `DataError` if parts of the corpus do not match, or no training point has a label."""
+    """Raise `DataError` if parts of the corpus do not match, or no training point has a label.
+
+    Readers check texts and labels, so only the sizes of splits and of features are checked here.
+    """
     train = corpus.train.features
     for name, split in corpus.splits.items():
-        (n_points, n_labels), features, problem = split.labels.shape, split.features, ""
+        n_points, features, problem = len(split), split.features, ""
         if n_points == 0:
             problem = f"the {name} split has no points"
-        elif n_labels != corpus.n_labels:
-            counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
-            problem = f"the {name} split has {counts}"
-        elif split.texts is not None and len(split.texts) != n_points:
-            problem = f"{len(split.texts)} {name} texts for {n_points} points"
-        elif features is None and split.texts is None:
-            problem = f"the {name} points have neither texts nor features"
         elif features is not None and features.shape[0] != n_points:
             problem = f"{features.shape[0]} rows of {name} features for {n_points} points"
         elif features is not None and train is not None and features.shape[1] != train.shape[1]:

@@ -58,10 +58,7 @@ class DiskTexts(Sequence[str]):
         self._offsets = _map_array(folder / _OFFSETS)
         self._blob = memoryview(_map_array(folder / _TEXTS).data)
         if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
-            raise DataError(
-                f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder to read the "
-                "corpus again"
-            )
+            raise _damaged(folder, f"{_TEXTS} and {_OFFSETS} do not match")
 
     def is_valid(self) -> bool:
         """Return whether the offsets of the texts start at 0 and ascend."""
@@ -114,6 +111,11 @@ class DiskTexts(Sequence[str]):
         return f"{self._digest} {rows.hexdigest()}"
 
 
+def _damaged(folder: Path, problem: str) -> DataError:
+    """Return the error for a folder whose files are not a valid corpus."""
+    return DataError(f"{folder}: {problem}; remove the folder to read the corpus again")
+
+
 def _map_array(path: Path) -> NDArray[Any]:
     """Memory-map the array in an npy file."""
     try:
@@ -142,17 +144,15 @@ def _open_csr(folder: Path, n_columns: int, prefix: str = "") -> csr_matrix:
     """Memory-map the CSR matrix in the files of a folder whose names start with ``prefix``."""
     arrays = (_map_array(folder / f"{prefix}{name}") for name in (_VALUES, _INDICES, _INDPTR))
     values, indices, indptr = arrays
-    damage = f"{folder}: the stored {'features' if prefix else 'labels'} are damaged"
+    damage = f"the stored {'features' if prefix else 'labels'} are damaged"
     try:
         shape = (len(indptr) - 1, n_columns)
         matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
         matrix.check_format(full_check=True)  # kernels do not check indices
     except ValueError as error:
-        raise DataError(
-            f"{damage} ({error}); remove the folder to read the corpus again"
-        ) from error
+        raise _damaged(folder, f"{damage} ({error})") from error
     if matrix.nnz != len(values):
-        raise DataError(f"{damage}; remove the folder to read the corpus again")
+        raise _damaged(folder, damage)
     matrix.has_canonical_format = True
     return matrix
 
@@ -353,7 +353,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
     from elias.data.corpus import Corpus  # avoids a circular import
 
     if problem := find_damage(folder, FORMAT_VERSION, trust_times=True):
-        raise DataError(f"{folder}: {problem}; remove the folder to read the corpus again")
+        raise _damaged(folder, problem)
     try:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
@@ -371,10 +371,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
         )
         return corpus, bool(description["has_splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = (
-            f"is not a complete stored corpus ({error}); remove the folder to read the corpus again"
-        )
-        raise DataError(f"{folder}: {problem}") from error
+        raise _damaged(folder, f"is not a complete stored corpus ({error})") from error
 
 
 def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Split:
@@ -382,10 +379,7 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
 
     texts = DiskTexts(folder, description["digest"]) if (folder / _TEXTS).exists() else None
     if texts is not None and not texts.is_valid():
-        raise DataError(
-            f"{folder}: the offsets of the texts are damaged; remove the folder to read the corpus "
-            "again"
-        )
+        raise _damaged(folder, "the offsets of the texts are damaged")
     n_features = description.get("features")
     filters, groups = folder / _FILTERS, folder / _GROUPS
     return Split(

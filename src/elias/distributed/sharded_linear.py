@@ -156,7 +156,7 @@ class ShardedRows(LinearRows):
             for first in range(0, len(labels[0]), step):
                 chunk = slice(first, first + step)
                 rows = world.gather_rows(table[chunk].float().cpu().numpy())
-                if whole is not None and rows is not None:
+                if whole is not None:
                     ids = np.concatenate([owned[chunk] for owned in labels])
                     getattr(whole, name)[torch.from_numpy(ids)] = torch.from_numpy(rows)
         return whole

@@ -226,11 +226,11 @@ class World:
         self._checked(dist.all_reduce, total, group=self._host_group)
         return total.numpy()
 
-    def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the rows of all processes in rank order on rank 0, and None on other ranks."""
+    def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of all processes in rank order on rank 0, and no rows on other ranks."""
         parts: list[Any] | None = [None] * self.size if self.is_rank0 else None
         self._checked(dist.gather_object, rows, parts, dst=0, group=self._host_group)
-        return None if parts is None else np.concatenate(parts)
+        return rows[:0] if parts is None else np.concatenate(parts)
 
     def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Start an element-wise maximum over processes. Return a function that waits for it."""

@@ -292,9 +292,6 @@ class Models:
             rows = self.component_rows(trained, components, MAIN_MODEL, titles)
             return [replace(row, settings={**row.settings, "member": member}) for row in rows]
 
-        def measure_ensemble() -> list[Row]:
-            return self._ensemble_rows(configs, seed, titles[ENSEMBLE])
-
         tasks = []
         for member, (run, config) in enumerate(configs.items()):
             self.check(run, config)
@@ -303,7 +300,8 @@ class Models:
             tasks.append(Task(run, f"{which}, seed {seed}", measure))
         if members > 1:
             name = run_name(f"{ENSEMBLE}-of-{members}", seed)
-            tasks.append(Task(name, f"the ensemble of {members}, seed {seed}", measure_ensemble))
+            measure = partial(self._ensemble_rows, configs, seed, titles[ENSEMBLE])
+            tasks.append(Task(name, f"the ensemble of {members}, seed {seed}", measure))
         return tasks
 
     def _ensemble_rows(

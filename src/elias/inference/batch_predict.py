@@ -24,7 +24,7 @@ import elias
 from elias.data.atomic import digest, staged_file
 from elias.data.load import TextFile, TextRow
 from elias.data.readers.files import sanitize
-from elias.errors import DataError, ModelError
+from elias.errors import DataError, ModelError, check_positive
 from elias.inference.prediction_io import PredictionFormat
 from elias.inference.predictor import Elias
 from elias.kernels.device import limit_threads
@@ -85,8 +85,7 @@ class FileTask:
         form = PredictionFormat.of(out, format)
         form.check_columns(source.keep)
         chunk_size = CHUNK if chunk_size is None else chunk_size
-        if chunk_size < 1:
-            raise DataError(f"chunk_size must be a whole number >= 1, not {chunk_size}")
+        check_positive(chunk_size=chunk_size)
         if not out.resolve().parent.is_dir():
             raise DataError(f"{out}: its folder does not exist; create it first")
         if out.is_dir():

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from scipy.sparse import issparse
 from torch import Tensor, nn
 
-from elias.errors import ConfigError, DataError
+from elias.errors import ConfigError, DataError, check_positive
 from elias.inference.predict import SearchOptions, predict, ranker_candidates, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
@@ -301,15 +301,13 @@ def explain(
     elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int, words: bool = False
 ) -> list[Explanation]:
     """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
-    for name, value in (("top_k", top_k), ("paths", paths)):
-        if not isinstance(value, int) or value < 1:
-            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
+    check_positive(top_k=top_k, paths=paths)
     if not 0 <= member < len(elias.members):
         n_members = len(elias.members)
         raise ConfigError(
             f"there is no member {member}; member indices go from 0 to {n_members - 1}"
         )
-    if not issparse(inputs) and not isinstance(inputs, str):
+    if not issparse(inputs):
         inputs = list(inputs)
     if words and issparse(inputs):
         raise DataError("word effects need texts, but these are features; leave out words=True")

@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix, issparse
 from elias.data.storage import DiskTexts, is_mapped
 from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import DataError
+from elias.errors import DataError, check_strings
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.batch_inference import (
     BATCH_SIZE,
@@ -33,7 +33,7 @@ from elias.model.batch_inference import (
 )
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder, TextEncoder
-from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
+from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import MIXTURES
 from elias.rerank.reranker import RERANK
 from elias.text.tokens import Tokens, cached, unit_tokens
@@ -142,9 +142,8 @@ def predict(
         result = predictions[name]
         if isinstance(labels, ShardedRows):
             result = _gathered(result, labels.world, n_points, model.n_labels)
-        if name == model.components[-1] and (knots := model.probabilities) is not None:
-            probabilities = interpolate(result.scores, knots.scores, knots.values)
-            result = replace(result, probabilities=probabilities)
+        if name == model.components[-1] and (learned := model.probabilities) is not None:
+            result = replace(result, probabilities=learned.of(result.scores))
         results[name] = result
     return results
 
@@ -194,13 +193,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
             )
         mapped = is_mapped(features)
         return unit_tokens(features) if mapped else Tokens.from_csr(unit_rows(features))
-    if isinstance(inputs, str):
-        raise DataError("texts is a single text; wrap the text in a list: [text]")
-    for i, text in enumerate(inputs):
-        if not isinstance(text, str):
-            raise DataError(
-                f"texts[{i}] is {type(text).__name__}, not a string; convert it to a string"
-            )
+    check_strings("texts", inputs)
     if encoder.reads_features:
         raise DataError(
             "this model was trained on feature vectors; pass a CSR matrix instead of texts"

@@ -20,7 +20,7 @@ from elias.data.near_duplicates import NO_GROUPS
 from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import ConfigError, DataError, did_you_mean
+from elias.errors import ConfigError, DataError, check_positive, did_you_mean
 from elias.inference import edit_model
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
@@ -276,9 +276,7 @@ class Elias:
         """
         if top_k is None:
             top_k = TOP_K if threshold is None else EVALUATED
-        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
-            if not isinstance(value, int) or value < 1:
-                raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
+        check_positive(top_k=top_k, batch_size=batch_size)
         component = self.components[-1] if component is None else self.check_component(component)
         if threshold is not None:
             self.threshold(threshold, component)  # raises errors before the search

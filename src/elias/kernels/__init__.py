@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -85,6 +86,19 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
     if has_triton() and not (by_autograd and torch.is_grad_enabled()):
         return gpu_kernels()
     return plain
+
+
+def packed_attention(device: torch.device) -> Callable[..., Tensor]:
+    """Return the function that computes attention within packed texts on a device.
+
+    It takes queries, keys and values of all texts, one after the other (N, H, d); the bounds of
+    the texts (texts + 1,); and the maximum number of their tokens. The result (N, H, d) is the
+    attention of each token over the tokens of its own text.
+    """
+    if device.type == "cuda" and has_triton():
+        attend: Callable[..., Tensor] = gpu_kernels().packed_attention
+        return attend
+    return plain.packed_attention
 
 
 class Expansion(NamedTuple):

@@ -2,15 +2,24 @@
 
 The functions have the same names and arguments as in `elias.kernels.cpu` and `elias.kernels.gpu`.
 Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum`,
-`log_probabilities`, `every_label_bce` and `adamw_dense` from this module.
+`log_probabilities`, `every_label_bce`, `adamw_dense` and, for long texts, `packed_attention` from
+this module.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag, logsigmoid, pad, softplus
+from torch.nn.functional import (
+    embedding_bag,
+    logsigmoid,
+    pad,
+    scaled_dot_product_attention,
+    softplus,
+)
 
 from elias.kernels.adamw_state import AdamWRates, stochastic_round
 
@@ -179,6 +188,28 @@ def every_label_bce(
     loss = softplus(residual).sum() - (residual.gather(1, column) * relevant).sum()
     residual.sigmoid_().scatter_add_(1, column, -relevant).mul_(scale)
     return loss, residual, residual.sum(dim=0)
+
+
+def packed_attention(
+    query: Float[Tensor, "N H d"],
+    key: Float[Tensor, "N H d"],
+    value: Float[Tensor, "N H d"],
+    bounds: Int[Tensor, " bounds"],
+    longest: int,
+) -> Float[Tensor, "N H d"]:
+    """Return the attention of each token over the tokens of its own text.
+
+    On a CPU, which only tests use, attention is masked over all pairs of tokens.
+    """
+    if query.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn  # imports torch._dynamo: a second
+
+        attended: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+        return attended
+    text = torch.searchsorted(bounds, torch.arange(len(query), dtype=bounds.dtype), right=True)
+    q, k, v = (part.transpose(0, 1) for part in (query, key, value))
+    same_text = text.unsqueeze(1) == text
+    return scaled_dot_product_attention(q, k, v, same_text).transpose(0, 1)
 
 
 def adamw_dense(

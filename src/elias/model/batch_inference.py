@@ -12,20 +12,25 @@ import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from elias.kernels import cpu, runs_triton
-from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
+from elias.kernels.cuda_graphs import Capture, CapturedFunction, GraphRecorder
 from elias.kernels.threads import thread_map_progress
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import BagEncoder, TextEncoder
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import (
@@ -39,20 +44,10 @@ from elias.text.batches import (
     padded_length,
     prefetch,
 )
+from elias.text.tokens import Tokens
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping
-
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-    from elias.kernels.cuda_graphs import Capture
-    from elias.model.elias import EliasModel, SearchSizes
-    from elias.model.encoder import BagEncoder, TextEncoder
-    from elias.text.tokens import Tokens
-
-    Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch]
-    Graphs: TypeAlias = CapturedFunction[tuple[Tensor, Tensor]]
+Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch]
+Graphs: TypeAlias = CapturedFunction[tuple[Tensor, Tensor]]
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +81,14 @@ def rank_all(
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
-    def write(rows: NDArray[np.int64], labels: HostCopy, p: HostCopy) -> None:
-        ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
-        scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
+    def write(rows: NDArray[np.int64], labels: Tensor, p: Tensor) -> None:
+        ids[rows, : labels.shape[1]] = labels.numpy()
+        scores[rows, : labels.shape[1]] = p.numpy()
+
+    def write_pending(most: int) -> None:
+        while len(pending) > most:
+            rows, labels, p = pending.popleft()
+            write(rows, labels.wait(), p.wait())
 
     with (
         graphs.captured(model, sizes, width, blocked, n_texts) if use_graphs else nullcontext()
@@ -115,12 +115,9 @@ def rank_all(
             if labels.is_cuda:
                 pending.append((rows, copy_to_host(labels), copy_to_host(p)))
             else:
-                ids[rows, : labels.shape[1]] = labels.numpy()
-                scores[rows, : labels.shape[1]] = p.numpy()
-            if len(pending) > _IN_FLIGHT:
-                write(*pending.popleft())
-        while pending:
-            write(*pending.popleft())
+                write(rows, labels, p)
+            write_pending(_IN_FLIGHT)
+        write_pending(0)
     scores[ids >= n_labels] = PADDING_SCORE
     return Candidates(ids, scores, phi)
 

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,6 @@ from huggingface_hub import utils as hub_utils
 from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import MODEL_MAPPING, AttentionInterface, AutoConfig, AutoModel, AutoTokenizer
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -31,6 +30,7 @@ from elias.config import EncoderConfig
 from elias.config.pretrained import CONFIG_FILE, MINILM, find_pretrained
 from elias.config.resolve import MAX_LENGTHS
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
+from elias.kernels import packed_attention
 from elias.kernels.cpu.packed_linear import PackedLinear
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
@@ -276,6 +276,7 @@ class TransformerEncoder(TextEncoder):
             position_ids=position.unsqueeze(0),
             cu_seq_lens_q=bounds.to(torch.int32),
             max_length_q=batch.longest,
+            attend=packed_attention(ids.device),
         )[0]  # (tokens, width)
         if self.pooling == "cls":
             return hidden[batch.offsets[:-1].clamp(max=n_tokens - 1)]
@@ -382,6 +383,7 @@ def _attention(
     *,
     cu_seq_lens_q: Int[Tensor, " bounds"] | None = None,
     max_length_q: int = 0,
+    attend: Callable[..., Tensor] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention. The library transformers calls this with these argument names.
@@ -394,37 +396,18 @@ def _attention(
         attention_mask: True where a query of a padded text may attend to a key.
         cu_seq_lens_q: Bounds of packed texts; None if the texts are padded.
         max_length_q: Maximum number of tokens of a packed text.
+        attend: Computes the attention of packed texts, see `packed_attention`.
         options: Dropout and scale. Packed attention has no dropout, and the usual scale.
     """
-    if cu_seq_lens_q is None:
+    if attend is None:
         forward: Any = sdpa_attention_forward
         padded: tuple[Tensor, None] = forward(module, query, key, value, attention_mask, **options)
         return padded
     q, k, v = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
-    return packed_attention(q, k, v, cu_seq_lens_q, max_length_q).unsqueeze(0), None
+    return attend(q, k, v, cu_seq_lens_q, max_length_q).unsqueeze(0), None
 
 
 AttentionInterface.register(_OWN_ATTENTION, _attention)
-
-
-def packed_attention(
-    query: Float[Tensor, "N H d"],
-    key: Float[Tensor, "N H d"],
-    value: Float[Tensor, "N H d"],
-    bounds: Int[Tensor, " bounds"],
-    longest: int,
-) -> Float[Tensor, "N H d"]:
-    """Return the attention of each token over the tokens of its own text.
-
-    On a CPU, which only tests use, attention is masked over all pairs of tokens.
-    """
-    if query.is_cuda:
-        attended: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
-        return attended  # type: ignore[no-any-return]
-    text = torch.searchsorted(bounds, torch.arange(len(query), dtype=bounds.dtype), right=True)
-    q, k, v = (part.transpose(0, 1) for part in (query, key, value))
-    same_text = text.unsqueeze(1) == text
-    return nn.functional.scaled_dot_product_attention(q, k, v, same_text).transpose(0, 1)
 
 
 def pad(

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, errors, get_token, snapshot_download
 
 import elias
 from elias.config import ResolvedConfig
-from elias.config.io import HUB_PREFIX, looks_like_path
+from elias.config.io import HUB_PREFIX, looks_like_path, numbers
 from elias.errors import ModelError, quoted
 from elias.persistence.manifest import model_folder
 
@@ -221,7 +221,7 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
     """Return YAML front matter with the test metrics of the last component that was tested."""
     trees = [tree for tree in metrics.values() if isinstance(tree, Mapping)]
     tested = [tree["test"] for tree in trees if isinstance(tree.get("test"), Mapping)]
-    values = {path[-1]: value for path, value in _leaves(tested[-1])} if tested else {}
+    values = {path[-1]: value for path, value in numbers(tested[-1])} if tested else {}
     if not values:
         return ""
     types = {name: _HUB_METRICS.get(name.partition("@")[0], name) for name in values}
@@ -241,12 +241,12 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
 def _sections(metadata: Mapping[str, Any]) -> str:
     """Return the sections of the model card with metrics, probabilities and data statistics."""
     results: dict[str, dict[str, str]] = {}
-    for path, value in _leaves(metadata.get("metrics") or {}):
+    for path, value in numbers(metadata.get("metrics") or {}):
         results.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
     tables = {"Results": results}
     for title, names in (("Probabilities", _PROBABILITY_ROWS), ("Data", _DATA_ROWS)):
         rows: dict[str, dict[str, str]] = {name: {} for name in names.values()}
-        for path, value in _leaves(metadata):
+        for path, value in numbers(metadata):
             if len(path) == 4 and (name := names.get((path[0], path[1], path[3]))):
                 shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
                 rows[name][path[2]] = shown
@@ -259,15 +259,6 @@ def _sections(metadata: Mapping[str, Any]) -> str:
         table = markdown_table(["", *columns], cells)
         sections += f"## {title}\n\n{note}{table}\n" if rows else ""
     return sections
-
-
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield the key path and value of every number in a nested dictionary."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield (*path, key), value
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -29,7 +29,7 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence import manifest as files
 from elias.persistence.hub import model_card
 from elias.rerank import calibration as trees
-from elias.rerank.added_labels import AddedLabels
+from elias.rerank.added_labels import ARRAYS, AddedLabels
 from elias.rerank.probabilities import Probabilities
 from elias.rerank.reranker import Reranker
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform
@@ -50,8 +50,6 @@ _IDF = "vocabulary.idf"
 """Name of the tensor of inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes allowed for tensors that are converted when they are loaded."""
-_ADDED = ("labels", "vectors", "background", "n_examples", "offset")
-"""Saved arrays of `AddedLabels`."""
 _ENCODER_ENTRIES: dict[str, files.Entries] = {
     "transformer": {},
     "features": {"n_features": (int, 0)},
@@ -142,8 +140,7 @@ def _write(elias: Elias, folder: Path, *, compact: bool) -> None:
         path.mkdir(parents=True)
         _write(member, path, compact=compact)
     if elias.added is not None:
-        arrays = {name: getattr(elias.added, name) for name in _ADDED}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = dict(zip(ARRAYS, map(torch.from_numpy, elias.added.arrays), strict=True))
         files.write_tensors(folder / files.ADDED_FILE, tensors, "check the texts of added labels")
     ranker = {}
     if elias.reranker is not None:
@@ -302,8 +299,7 @@ def _load_added(manifest: files.Manifest, n_labels: int, dim: int) -> AddedLabel
         raise damaged_file(
             manifest.folder / files.ADDED_FILE, "does not fit the labels of the model"
         )
-    arrays: list[Any] = [tensors[name].numpy() for name in _ADDED]
-    return AddedLabels(*arrays)
+    return AddedLabels.of(tensors[name].numpy() for name in ARRAYS)
 
 
 def _expected(module: nn.Module) -> files.Expected:

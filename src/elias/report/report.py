@@ -5,7 +5,7 @@ The values shown are computed here. The template ``report.html.j2`` has the mark
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from scipy.sparse import csr_matrix
 
 import elias
+from elias.config.io import leaves
 from elias.data import load_corpus
 from elias.data.corpus import Corpus, Split
 from elias.data.load import READING_OPTIONS, reading_options
@@ -90,7 +91,9 @@ def write_report(
     explicit = {**dict.fromkeys(READING_OPTIONS), **(reading or {})}
     options = reading_options(path, model.data_settings or records.reading(), explicit)
     corpus = _load_corpus(path, options, model)
-    partition = read_partition(folder, model.n_labels, model.model.graph.n_clusters)
+    partition = None
+    if model.config.index.kind != "all":
+        partition = read_partition(folder, model.n_labels, model.model.graph.n_clusters)
     values = report_values(model, corpus, records, partition)
     write_text(target, render({"name": folder.resolve().name, **values}))
     return target
@@ -191,7 +194,9 @@ def report_values(
         "data": model.metadata.get("data") or corpus_stats(corpus).to_dict(),
         "data_source": {"format": corpus.format, **corpus.notes},
         "times": records.times(),
-        "configuration": dict(_leaves(model.config.to_dict())),
+        "configuration": {
+            ".".join(path): _setting(value) for path, value in leaves(model.config.to_dict())
+        },
         **dict.fromkeys(
             ("recall", "groups", "decisions", "reliability", "index", "embeddings", "examples")
         ),
@@ -513,18 +518,9 @@ def map_values(maps: statistics.LabelMaps, label_names: Sequence[str]) -> dict[s
     }
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the value of each setting, such as ``stages.stage1.epochs``.
-
-    A list of tables, such as the stages, is indexed by the names of its entries.
-    """
-    if isinstance(tree, list) and tree and isinstance(tree[0], dict):
-        tree = {value.get("name", i): value for i, value in enumerate(tree)}
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}" if path else key)
-    else:
-        yield path, str(tree).lower() if tree is None or isinstance(tree, bool) else str(tree)
+def _setting(value: Any) -> str:
+    """Format the value of a setting as in TOML, with none for None."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _examples(model: Elias, split: Split) -> list[tuple[str, list[int], Explanation]]:

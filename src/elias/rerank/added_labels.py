@@ -15,29 +15,25 @@ weight for a label with more examples. The constants were chosen on labels hidde
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.kernels.device import limit_threads
+from elias.labels import LabelTable
 from elias.model.batch_inference import embed_all
+from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
+from elias.rerank.reranker import Reranker
 from elias.rerank.sparse_ranker import unit_embedding
 from elias.text.vectorizer import Featurizer, sort_terms, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.labels import LabelTable
-    from elias.model.elias import EliasModel
-    from elias.rerank.reranker import Reranker
 
 NEIGHBOURS = 10
 """Number of similar trained labels whose classifiers are averaged into a label vector."""
@@ -54,6 +50,8 @@ EXAMPLES_RULE = (-0.05, 0.07)
 N_BACKGROUND = 1000
 """Number of other labels used to measure the mean and deviation of a label vector's cosines."""
 CHAR_NGRAMS = (3, 5)
+ARRAYS = ("labels", "vectors", "background", "n_examples", "offset")
+"""Names of the arrays of `AddedLabels`, which have one row for each label."""
 # prior mean and deviation of the cosines, and weight of the prior as a number of labels
 _MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50
 _MAX_OFFSET = 30.0
@@ -149,13 +147,18 @@ class AddedLabels:
 
     def __add__(self, other: AddedLabels) -> AddedLabels:
         """Return the rows of both objects, without names."""
-        return AddedLabels(
-            np.concatenate([self.labels, other.labels]),
-            np.concatenate([self.vectors, other.vectors]),
-            np.concatenate([self.background, other.background]),
-            np.concatenate([self.n_examples, other.n_examples]),
-            np.concatenate([self.offset, other.offset]),
-        )
+        pairs = zip(self.arrays, other.arrays, strict=True)
+        return AddedLabels.of(map(np.concatenate, pairs))
+
+    @classmethod
+    def of(cls, arrays: Iterable[Any]) -> AddedLabels:
+        """Return labels without names from their `ARRAYS`."""
+        return cls(*arrays)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Return the `ARRAYS`, which a saved model stores."""
+        return [getattr(self, name) for name in ARRAYS]
 
     @cached_property
     def examples_of(self) -> dict[int, int]:
@@ -168,13 +171,8 @@ class AddedLabels:
         keep = new_ids[self.labels] >= 0
         if not keep.any():
             return None
-        return AddedLabels(
-            new_ids[self.labels[keep]],
-            self.vectors[keep],
-            self.background[keep],
-            self.n_examples[keep],
-            self.offset[keep],
-        )
+        labels, *others = (array[keep] for array in self.arrays)
+        return AddedLabels.of([new_ids[labels], *others])
 
     def named(self, table: LabelTable, model: EliasModel, reranker: Reranker | None) -> AddedLabels:
         """Return a copy with the names and synonyms of a label table, which `coverage` needs.

@@ -10,13 +10,15 @@ with the ranker's vocabulary, without further training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from elias.clustering import sort_halves
 from elias.errors import ModelError
@@ -29,12 +31,6 @@ from elias.rerank.sparse_ranker import (
     read_first,
     run_on_points,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from scipy.sparse import csr_matrix
-
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 """Formula of the final score: T + p·q (the paper) or a blend of the two (the authors' program).

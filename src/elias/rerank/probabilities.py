@@ -11,22 +11,18 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from elias.errors import ConfigError, damaged_file, quoted
 from elias.metrics import f1_metrics, rounded
-from elias.predictions import Predictions, interpolate
+from elias.predictions import Predictions
 from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +113,9 @@ class Probabilities:
         return cls(knots, values, precision, recall, rules, by_label, weights)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return the probability of each score. Padding has probability 0."""
-        return interpolate(scores, self.scores, self.values)
+        """Return the probability of each score. Padding, whose score is -inf, gets 0."""
+        probability = np.interp(np.asarray(scores, dtype=np.float64), self.scores, self.values)
+        return np.where(np.isneginf(scores), 0, probability).astype(np.float32)
 
     def threshold(self, target: float | str) -> float:
         """Return the decision threshold for a target.
@@ -126,10 +123,11 @@ class Probabilities:
         Labels with a probability of at least the threshold are assigned.
 
         Args:
-            target: A number is returned unchanged. ``"f1"`` chooses the threshold with the highest
-                F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
-                this precision, and ``"recall=0.6"`` the highest threshold with at least this
-                recall. All three metrics are micro-averaged over (point, label) pairs.
+            target: A number, which must not exceed 1, is returned unchanged. ``"f1"`` chooses the
+                threshold with the highest F1 on the held-out points, ``"precision=0.8"`` the lowest
+                threshold with at least this precision, and ``"recall=0.6"`` the highest threshold
+                with at least this recall. All three metrics are micro-averaged over (point, label)
+                pairs.
                 ``"macro-f1"`` chooses the threshold with the highest mean F1 of the labels;
                 `weights` may change the best label. ``"per-label"`` is like ``"f1"``, but some
                 labels have their own thresholds (`by_label`). See also `keeps_best`.
@@ -141,6 +139,9 @@ class Probabilities:
         name = "f1" if name == PER_LABEL else name
         if name in F1_TARGETS:
             return self.rules[name][0] if name in self.rules else self.f1.argmax() / _STEPS
+        if name is None and least > 1:
+            problem = f"threshold {target!r}: a probability is at most 1"
+            raise ConfigError(f"{problem}; give a lower number, such as 0.5 for 50%")
         if name is None:
             return least
         reached = (getattr(self, name) >= least) & (self.recall > 0)

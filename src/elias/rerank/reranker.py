@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 
+from elias.config import RerankConfig, ResolvedRerank
 from elias.kernels.cpu.search import top_labels
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import (
@@ -24,21 +27,14 @@ from elias.rerank.calibration import (
 )
 from elias.rerank.sparse_ranker import (
     MIN_WEIGHT,
+    Inputs,
     RankerFeatures,
+    Rows,
     SparseRanker,
     Transform,
     as_rows,
     relevance,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from elias.config import RerankConfig, ResolvedRerank
-    from elias.rerank.sparse_ranker import Inputs, Rows
-
 
 logger = logging.getLogger(__name__)
 
@@ -180,13 +176,10 @@ class Reranker:
                 may be few, or it may have been trained on them. The frequency of a label is the
                 larger of the old and the new one.
         """
-        min_weight = MIN_WEIGHT
-        if every_label:
-            min_weight = FEW_MIN_WEIGHT
         fit_ranker = partial(
             SparseRanker.fit,
             config=config,
-            min_weight=min_weight,
+            min_weight=FEW_MIN_WEIGHT if every_label else MIN_WEIGHT,
             seed=seed,
             earlier=None if earlier is None else earlier.ranker,
         )

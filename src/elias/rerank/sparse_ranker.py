@@ -94,23 +94,12 @@ class RankerFeatures:
     def transform(self, inputs: Inputs) -> csr_matrix:
         """Return the (N, F) float32 features of texts, or feature vectors scaled to length 1.
 
-        Raises:
-            DataError: If the ranker was trained on texts and the inputs are features, or vice
-                versa, or the number of features differs.
+        `elias.inference.predict.tokenize` has checked that the model reads such inputs.
         """
-        if isinstance(inputs, Sequence):
-            if self.featurizer is not None:
-                return self.featurizer.transform(inputs, unit=True)
-            if self.n_features == 0:
-                return csr_matrix((len(inputs), 0), dtype=np.float32)
-            raise DataError("this ranker was trained on features; pass a CSR matrix")
         if self.featurizer is not None:
-            raise DataError("this ranker was trained on texts; pass a list of texts")
-        if inputs.shape[1] != self.n_features:
-            raise DataError(
-                f"the features have {inputs.shape[1]} columns, but the ranker expects "
-                f"{self.n_features}; pass the features that it was trained on"
-            )
+            return self.featurizer.transform(inputs, unit=True)
+        if isinstance(inputs, Sequence):  # the ranker uses only the embedding
+            return csr_matrix((len(inputs), 0), dtype=np.float32)
         matrix = unit_rows(inputs)
         matrix.sum_duplicates()
         return matrix

@@ -243,25 +243,19 @@ class Checkpoints:
         paths = self._paths()
         return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
 
-    def save(
-        self, checkpoint: Checkpoint, *, wait: bool = False, attempt: Attempt | None = None
-    ) -> bool:
+    def save(self, checkpoint: Checkpoint, attempt: Attempt) -> None:
         """Write a checkpoint in a background thread.
 
         The caller must not change the tensors afterwards. If the previous checkpoint is still
         being written, wait for it first. If writing fails, for example because the disk is full,
-        log a warning and let training continue. If ``wait``, return whether the checkpoint was
-        written, otherwise whether writing has started. With several processes, all must pass the
-        same ``attempt``.
+        log a warning and let training continue. With several processes, all must pass the same
+        ``attempt``.
         """
-        if not self.enabled:
-            return False
         self.written()
         self._saved_at = time.monotonic()
         executor = ThreadPoolExecutor(1, "elias-checkpoint")
-        self._writing = executor.submit(self._write, checkpoint, attempt or self.next_attempt())
+        self._writing = executor.submit(self._write, checkpoint, attempt)
         executor.shutdown(wait=False)
-        return self.written() if wait else True
 
     def written(self) -> bool:
         """Wait until the last checkpoint is written, and return whether that succeeded.
@@ -311,7 +305,7 @@ class Checkpoints:
             self.written()  # the next number depends on the previous checkpoint
             attempt = self.world.broadcast(self.next_attempt())
             metadata = {**checkpoint.metadata, "run": run.state()}
-            self.save(Checkpoint(metadata, copies), attempt=attempt)
+            self.save(Checkpoint(metadata, copies), attempt)
             if stop is not None:
                 written = self.world.broadcast_from_rank0(self.written)
         if stop is not None:

@@ -1,8 +1,9 @@
 """Stage 0: train the encoder to embed texts close to the texts of their labels.
 
 Each step samples one label for each text of a batch, and compares all these texts with the label
-texts of all sampled labels. The loss is the cross-entropy over the cosines of φ, from texts to
-label texts and from label texts to texts. The other labels of a text are not used as its negatives.
+texts of all sampled labels. A label without a text is represented by another training text that has
+it. The loss is the cross-entropy over the cosines of φ, from texts to label texts and from label
+texts to texts. The other labels of a text are not used as its negatives.
 After a third of the epochs, batches consist of groups of similar texts, whose labels are harder to
 tell apart. See docs/explanation/label-text.md.
 """
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 from torch.nn import functional
 
 from elias.clustering import balanced_clusters
+from elias.config.resolve import MAX_SCORED_LABELS
 from elias.model.batch_inference import embed_all
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress, progress_disabled
@@ -65,9 +67,8 @@ def train_by_contrast(
 ) -> float:
     """Train the encoder on pairs of a text and one of its labels.
 
-    Return the mean loss of the last epoch. In each epoch, one label of each text is sampled with a
-    probability ∝ 1/√frequency. A point is left out if none of its labels has a text. Dropout on φ
-    is off, because it would change cosines.
+    Return the mean loss of the last epoch. In each epoch, one label of each text is sampled, see
+    `PairSampler`. Dropout on φ is off, because it would change cosines.
 
     Args:
         encoder: The encoder, on its device.
@@ -88,7 +89,7 @@ def train_by_contrast(
     model = OneVsAll(encoder, 1)  # only the encoder has gradients
     optimizer = Optimizer(model, stage)
     sampler = PairSampler(points, label_texts, rng)
-    title = "Contrastive training on label texts"
+    title = "Contrastive training"
     with progress(title, n_steps) as advance, torch_on_one_thread(model):
         for epoch in range(n_epochs):
             batches = shuffled_batches(tokens.lengths, batch_size, rng)
@@ -144,14 +145,25 @@ def grouped_batches(
         yield order[start : start + batch_size]
 
 
+def paired_labels(labels: csr_matrix, label_texts: Points) -> NDArray[np.bool_]:
+    """Return whether `PairSampler` can sample each label: it needs a label text, or two points."""
+    n_labels = labels.shape[1]
+    is_paired = np.zeros(n_labels, dtype=bool)
+    if n_labels > MAX_SCORED_LABELS:
+        is_paired = np.bincount(labels.indices, minlength=n_labels) >= 2
+    is_paired[label_texts.labels.indices] = True
+    return is_paired
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs(Batch):
-    """A batch of B texts, and the texts of the m different labels that were sampled for them."""
+    """A batch of B texts, and texts of the m different labels that were sampled for them."""
 
     tokens: TokenBatch
     """The B texts, followed by the m texts of labels."""
     relevant: Tensor
-    """(B, m) mask: True if the text has the label."""
+    """(B, m) mask: True if the text has the label, or shares any label with a text that represents
+    the label."""
     sampled: Tensor
     """(B,) index of the label sampled for each text."""
 
@@ -165,7 +177,13 @@ class Pairs(Batch):
 
 
 class PairSampler:
-    """Sampler of one label for each text, with a probability ∝ 1/√frequency."""
+    """Sampler of one label for each text, and of a text for each of these labels.
+
+    A label without a label text is represented by another point that has it, if there are more than
+    `MAX_SCORED_LABELS` labels: texts that share one of few labels are not similar. Labels with a
+    label text are sampled with a probability ∝ 1/√frequency, others ∝ 1/frequency, because texts
+    that share a frequent label are not similar either.
+    """
 
     def __init__(self, points: Points, label_texts: Points, rng: np.random.Generator) -> None:
         n_labels = points.labels.shape[1]
@@ -174,24 +192,54 @@ class PairSampler:
         self._text_of = np.full(n_labels + 1, -1)
         self._text_of[label_texts.labels.indices] = np.arange(len(label_texts.tokens))
         counts = np.bincount(points.labels.indices, minlength=n_labels + 1)
-        log_weight = -0.5 * np.log(np.maximum(counts, 1))
-        self._log_weight = np.where(self._text_of >= 0, log_weight, -np.inf)
+        has_text = self._text_of >= 0
+        power = np.where(has_text, 0.5, 1.0)
+        self._is_paired = np.append(paired_labels(points.labels, label_texts), False)
+        log_weight = -power * np.log(np.maximum(counts, 1))
+        self._log_weight = np.where(self._is_paired, log_weight, -np.inf)
+        self._points_of: csc_matrix | None = None
+        if (self._is_paired & ~has_text).any():
+            ones = np.ones(points.labels.nnz, dtype=np.bool_)  # a small dtype saves memory
+            entries = ones, points.labels.indices, points.labels.indptr
+            self._points_of = csr_matrix(entries, shape=points.labels.shape).tocsc()
 
     def sample(self, rows: NDArray[np.int64]) -> Pairs:
-        """Sample a label of each point. Leave out points if none of their labels has a text."""
-        positives = positives_of(self._points.labels, rows).numpy()
+        """Sample a label of each point. Leave out points if none of their labels is paired."""
+        of_points = self._points.labels
+        positives = positives_of(of_points, rows).numpy()
         keys = self._log_weight[positives] + self._rng.gumbel(size=positives.shape)
         drawn = positives[np.arange(len(rows)), keys.argmax(axis=1)]
-        rows, drawn = rows[self._text_of[drawn] >= 0], drawn[self._text_of[drawn] >= 0]
-        labels, sampled = np.unique(drawn, return_inverse=True)
-        texts = self._label_tokens.take(self._text_of[labels])
+        rows, drawn = rows[self._is_paired[drawn]], drawn[self._is_paired[drawn]]
+        labels, first, sampled = np.unique(drawn, return_index=True, return_inverse=True)
+        order = np.argsort(self._text_of[labels] < 0, kind="stable")  # labels with a text first
+        labels, first, sampled = labels[order], first[order], np.argsort(order)[sampled]
+        relevant = of_points[rows][:, labels].toarray() > 0
+        n_texts = np.count_nonzero(self._text_of[labels] >= 0)
+        texts = self._label_tokens.take(self._text_of[labels[:n_texts]])
+        if n_texts < len(labels):
+            others = self._other_points(labels[n_texts:], rows[first[n_texts:]])
+            texts = Tokens.concatenate(texts, self._points.tokens.take(others))
+            relevant[:, n_texts:] |= (of_points[rows] @ of_points[others].T).toarray() > 0
+            # if several texts draw a label, one of them may represent it
+            is_pair = np.append(np.full(n_texts, -1), others)[sampled] != rows
+            rows, sampled, relevant = rows[is_pair], sampled[is_pair], relevant[is_pair]
         tokens = Tokens.concatenate(self._points.tokens.take(rows), texts)
-        relevant = self._points.labels[rows][:, labels].toarray() > 0
         return Pairs(
             collate(tokens, np.arange(len(tokens))),
             torch.from_numpy(relevant),
             torch.from_numpy(sampled),
         )
+
+    def _other_points(
+        self, labels: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return a random point of each label, but not the given one."""
+        assert self._points_of is not None
+        starts, points = self._points_of.indptr, self._points_of.indices
+        start, count = starts[labels], starts[labels + 1] - starts[labels]
+        place = (self._rng.random(len(labels)) * count).astype(np.int64)
+        place = (place + (points[start + place] == rows)) % count
+        return np.asarray(points[start + place], dtype=np.int64)
 
     def pinned(self, rows: NDArray[np.int64]) -> Pairs:
         """Return the result of `sample` in pinned memory."""

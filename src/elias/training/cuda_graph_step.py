@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from elias.kernels import IndexGradients
 from elias.kernels.cuda_graphs import Capture, CapturedFunction, GraphRecorder
+from elias.model.elias import EliasModel
 from elias.model.losses import Losses
 from elias.text.batches import TokenBatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from elias.kernels import IndexGradients
-    from elias.model.elias import EliasModel
 
 
 class _Output(NamedTuple):

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from elias.config import ResolvedConfig, ResolvedStage
+from elias.data.corpus import Corpus, Split
 from elias.data.splits import sample_setup_points, validation_split
 from elias.distributed import SingleProcess
 from elias.inference.predict import split_inputs, tokenize
+from elias.inference.predictor import Elias
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
+from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress_disabled
 from elias.rerank.calibration import is_word
 from elias.text.batches import n_batches
 from elias.text.vectorizer import SplitTexts, words_of
-from elias.training.contrastive import EPOCHS, MAX_STEPS, PairSampler, contrast_batch_size
+from elias.training.contrastive import (
+    EPOCHS,
+    MAX_STEPS,
+    PairSampler,
+    contrast_batch_size,
+    paired_labels,
+)
 from elias.training.initialization import build_model, initial_encoder
 from elias.training.label_texts import enough_covered, labels_with_words
 from elias.training.memory import (
@@ -38,13 +48,6 @@ from elias.training.memory import (
 from elias.training.optimizer import Optimizer
 from elias.training.stage import Points, StageLoop, torch_on_one_thread
 from elias.training.train import check_world
-
-if TYPE_CHECKING:
-    from elias.config import ResolvedConfig, ResolvedStage
-    from elias.data.corpus import Corpus, Split
-    from elias.inference.predictor import Elias
-    from elias.model.encoder import TextEncoder
-
 
 _TIMED_STEPS = 4
 _LONG_WARMUP = 20.0  # seconds; after a longer warm-up, a single step is timed
@@ -128,7 +131,7 @@ def estimate_run(
         timed = Points(tokens, sample.labels)
         seconds = _time_epochs(config, encoder, timed, n_trained, device)
         if config.loss.label_contrast and reads_texts and init_from is None:
-            contrast_seconds = _time_contrast(config, encoder, timed, sample, corpus, len(points))
+            contrast_seconds = _time_contrast(config, encoder, timed, sample, corpus, points.labels)
     total = sum(seconds[stage.name] * stage.epochs for stage in config.stages if seconds)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
@@ -186,7 +189,7 @@ def _time_contrast(
     points: Points,
     sample: Split,
     corpus: Corpus,
-    n_points: int,
+    labels: csr_matrix,
 ) -> float:
     """Return the estimated seconds of stage 0, or 0 if it is skipped.
 
@@ -196,19 +199,22 @@ def _time_contrast(
         points: The tokens and labels of the sample.
         sample: A sample of the training points, with texts.
         corpus: The corpus with the label texts.
-        n_points: Number of training points.
+        labels: The labels of all training points.
     """
     assert sample.texts is not None
     with progress_disabled():
         chosen = labels_with_words(corpus.label_table.texts(), SplitTexts(sample.texts))
-        if not enough_covered(points.labels, chosen):
-            return 0.0
         label_tokens = tokenize(corpus.label_table.take(chosen.tolist()).texts(), encoder)
     device = next(encoder.parameters()).device
     shape = len(chosen), points.labels.shape[1]
     ones, rows = np.ones(len(chosen), dtype=np.float32), np.arange(len(chosen))
     label_texts = Points(label_tokens, csr_matrix((ones, (rows, chosen)), shape=shape))
-    sampler = PairSampler(points, label_texts, np.random.default_rng(0))
+    if not enough_covered(labels, paired_labels(labels, label_texts)):
+        return 0.0
+    n_points = labels.shape[0]
+    # the other points of a label may not be in the sample
+    twice = points.take(np.tile(np.arange(len(points.tokens)), 2))
+    sampler = PairSampler(twice, label_texts, np.random.default_rng(0))
     batch_size = min(
         contrast_batch_size(encoder, points.tokens, config.stages[0].batch_size), n_points
     )

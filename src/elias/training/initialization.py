@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
+from torch import Tensor
 
 from elias.clustering import balanced_clusters, label_centroids
+from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
+from elias.inference.predictor import Elias
 from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.batch_inference import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
@@ -30,18 +35,8 @@ from elias.model.graph import LabelGraph, partition_edges, relabel_graph
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
 from elias.rerank.sparse_ranker import unit_embedding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
-    from elias.inference.predictor import Elias
-    from elias.text.tokens import Tokens
-    from elias.training.stage import Points
-
+from elias.text.tokens import Tokens
+from elias.training.stage import Points
 
 SCALE = 10.0
 """Initial logit (without bias) of an embedding that lies in the direction of a label's centroid."""
@@ -202,17 +197,13 @@ class StageInitializer:
 
     def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
         """Cluster the labels on rank 0, and return each label's cluster on all processes."""
-        embedding: NDArray[np.float32] | None = None
         index, seed = self.config.index, self.config.member_seed
-        tokens, labels = self._points_and_label_texts()
-        if with_encoder:
-            shard = tokens.part(self.world.share(len(tokens)))
-            embedding = self.world.gather_rows(embed_all(self.encoder, shard))
+        embedding = self._embed_with_texts() if with_encoder else None
 
         def cluster() -> NDArray[np.int64]:
             """Cluster the labels by bags of words and, if given, by embeddings (Eq. 14–15)."""
             assert self.bow is not None
-            bow = self.bow
+            bow, labels = self.bow, self._labels_with_texts()
             if self.label_texts is not None:
                 bow = vstack([bow, *[self.label_bow] * NAME_WEIGHT], format="csr")
             sparse, dense = label_centroids(labels, bow, embedding)
@@ -243,13 +234,13 @@ class StageInitializer:
                 model.labels.reset()  # a single process also draws in LinearRows.__init__
             model.labels.reset(self._prior(stage))
             return
-        tokens, labels = self._points_and_label_texts()
         if self.world.shards_labels:
+            tokens, labels = self._points_and_label_texts()
             embedding = embed_all(self.encoder, tokens.part(self.world.share(len(tokens))))
             centroids = find_sharded_centroids(labels, embedding, self.world)
         else:
             model.labels.reset(self._prior(stage))
-            centroids = find_centroids(labels, embed_all(self.encoder, tokens))
+            centroids = find_centroids(self._labels_with_texts(), self._embed_with_texts())
         init_from_centroids(model.labels, centroids.directions, centroids, self._prior(stage))
         if partition is not None:
             clusters = cluster_directions(
@@ -266,6 +257,28 @@ class StageInitializer:
         rows = np.concatenate([np.arange(n_points), copies])
         return self.points.take_with(self.label_texts, rows)
 
+    def _labels_with_texts(self) -> csr_matrix:
+        """Return the labels of `_points_and_label_texts`."""
+        if self.label_texts is None:
+            return self.points.labels
+        copies = [self.label_texts.labels] * NAME_WEIGHT
+        return vstack([self.points.labels, *copies], format="csr")
+
+    def _embed_with_texts(self) -> NDArray[np.float32]:
+        """Return φ of `_points_and_label_texts` on rank 0, and no rows on other ranks.
+
+        The copies of a label text are encoded once.
+        """
+        tokens = self.points.tokens
+        if self.label_texts is not None:
+            tokens = Tokens.concatenate(tokens, self.label_texts.tokens)
+        shard = tokens.part(self.world.share(len(tokens)))
+        embedding = self.world.gather_rows(embed_all(self.encoder, shard))
+        if self.label_texts is None:
+            return embedding
+        copies = [embedding[len(self.points.tokens) :]] * (NAME_WEIGHT - 1)
+        return np.concatenate([embedding, *copies])
+
     def init_learned_graph(
         self, model: EliasModel, partition: NDArray[np.int64], stage: ResolvedStage, position: int
     ) -> None:
@@ -277,8 +290,6 @@ class StageInitializer:
 
         def choose_edges() -> tuple[NDArray[np.int64], Tensor]:
             """Return the edges of the learned graph and their initial logits, each (C, κ)."""
-            assert beams is not None
-            assert scores is not None
             generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
             with progress("Choosing edges", 3) as advance:
                 labels = self.points.labels
@@ -317,7 +328,6 @@ class StageInitializer:
         old_weight, old_bias = model.labels.weight.float().cpu(), model.labels.bias.float().cpu()
 
         def new_rows() -> tuple[Tensor, Tensor]:
-            assert embedding is not None
             centroids = find_centroids(labels, embedding)
             center, others = torch.from_numpy(centroids.center), old_weight[known]
             weight = torch.from_numpy(centroids.directions) * others.norm(dim=1).mean()
@@ -334,8 +344,6 @@ class StageInitializer:
 
         def counts() -> csr_matrix:
             """Return the `edge_counts` of the new labels that have enough points for the index."""
-            assert beams is not None
-            assert scores is not None
             indexed_labels = self.points.labels.tocsc()[:, indexed].tocsr()
             any_cluster = np.zeros(len(indexed), dtype=np.int64)
             n_clusters, n_edges = model.graph.edge_labels.shape

@@ -85,14 +85,12 @@ def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[
     return np.flatnonzero(shares)
 
 
-def enough_covered(labels: csr_matrix, has_text: NDArray[np.int64]) -> bool:
-    """Return whether at least half of the points have one of the labels ``has_text``.
+def enough_covered(labels: csr_matrix, is_paired: NDArray[np.bool_]) -> bool:
+    """Return whether at least half of the points have one of the labels ``is_paired``.
 
     Otherwise stage 0 is not trained: the encoder would learn to tell apart only these few labels.
     """
-    marks = np.zeros(labels.shape[1], dtype=np.float32)
-    marks[has_text] = 1
-    return labels.shape[0] > 0 and bool(np.mean(labels @ marks > 0) >= _MIN_COVERED)
+    return labels.shape[0] > 0 and bool(np.mean(labels @ is_paired > 0) >= _MIN_COVERED)
 
 
 def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from elias.config import EliasConfig, TrackingConfig
+from elias.config.io import numbers
 from elias.data.atomic import staged_file
 from elias.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from elias.config import EliasConfig, TrackingConfig
-
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +99,7 @@ def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:
         return {}
     root = str(event.get("stage", kind))
     values = {k: v for k, v in event.items() if k not in ("event", "stage", "epoch", "member")}
-    return dict(_flatten(f"{member}{root}", values))
-
-
-def _flatten(path: str, value: Any) -> list[tuple[str, float]]:
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _flatten(f"{path}/{key}", item)]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return [(path, float(value))]
-    return []
+    return {f"{member}{'/'.join((root, *path))}": float(x) for path, x in numbers(values)}
 
 
 class _TensorBoard:

@@ -12,30 +12,25 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 
+from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, ResolvedStage
 from elias.config.pretrained import pretrained_sizes
 from elias.config.resolve import MIN_BATCH_SIZE
+from elias.data.corpus import Corpus
 from elias.distributed import process_counts
 from elias.errors import RunError
 from elias.kernels import has_triton
+from elias.model.encoder import TextEncoder
+from elias.text.tokens import Tokens
 from elias.training.label_texts import NEIGHBOURS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from scipy.sparse import csr_matrix
-
-    from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, ResolvedStage
-    from elias.data.corpus import Corpus
-    from elias.model.encoder import TextEncoder
-    from elias.text.tokens import Tokens
-
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +153,8 @@ class Sizes:
     n_label_points: int = 0
     """Number of label texts trained on in an epoch."""
     tokens_per_label_text: float = 0.0
-    n_threads: int = 1
-    n_processes: int = 1
+    n_threads: int = field(default_factory=torch.get_num_threads)
+    n_processes: int = field(default_factory=lambda: process_counts()[0])
 
     @classmethod
     def measure(
@@ -185,9 +180,7 @@ class Sizes:
             n_setup=n_setup,
             n_labels=labels.shape[1],
             n_entries=labels.nnz,
-            most_labels=int(
-                np.diff(labels.indptr).max(initial=1 + NEIGHBOURS if n_label_points else 1)
-            ),
+            most_labels=_most_labels(labels, has_label_texts=n_label_points > 0),
             dim=encoder.dim,
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
@@ -198,8 +191,6 @@ class Sizes:
             words_per_text=words_per_text,
             n_label_points=n_label_points,
             tokens_per_label_text=_tokens_per_text(label_tokens),
-            n_threads=torch.get_num_threads(),
-            n_processes=process_counts()[0],
         )
 
     @classmethod
@@ -218,21 +209,24 @@ class Sizes:
             n_setup=labels.shape[0],
             n_labels=labels.shape[1],
             n_entries=labels.nnz,
-            most_labels=int(np.diff(labels.indptr).max(initial=1 + NEIGHBOURS)),
+            most_labels=_most_labels(labels, has_label_texts=True),
             dim=encoder.bottleneck or transformer.width,
             dense_weights=transformer.weights,
             tokens_per_text=float(length),
             longest_text=length,
             layers=transformer.layers,
             width=transformer.width,
-            n_threads=torch.get_num_threads(),
-            n_processes=process_counts()[0],
         )
 
     @property
     def encoder_bytes(self) -> int:
         """Return the bytes of the encoder's weights."""
         return FLOAT * (self.dense_weights + self.table_rows * self.dim)
+
+
+def _most_labels(labels: csr_matrix, *, has_label_texts: bool) -> int:
+    """Return the largest number of labels of a point or of a label text."""
+    return int(np.diff(labels.indptr).max(initial=1 + NEIGHBOURS * has_label_texts))
 
 
 def _longest_text(tokens: Tokens, encoder: ResolvedEncoder) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from elias.config import ResolvedStage
 from elias.distributed import SingleProcess, World
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import (
@@ -25,16 +26,10 @@ from elias.kernels.adamw_state import (
     RowState,
     apply_pending_decay,
 )
+from elias.kernels.one_vs_all_loss import LabelUpdate, Rows
+from elias.model.elias import EliasModel, LinearRows
 from elias.model.one_vs_all import OneVsAll
 from elias.training.checkpoint import add_prefix, strip_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from elias.config import ResolvedStage
-    from elias.kernels.one_vs_all_loss import LabelUpdate, Rows
-    from elias.model.elias import EliasModel, LinearRows
-
 
 logger = logging.getLogger(__name__)
 

@@ -12,32 +12,32 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 import elias
-from elias.config import first_difference, model_settings, read_tree, without_learning_rates
+from elias.config import (
+    EliasConfig,
+    first_difference,
+    model_settings,
+    read_tree,
+    without_learning_rates,
+)
 from elias.data.atomic import staged_file
 from elias.distributed import SingleProcess, World
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
 from elias.training.checkpoint import Checkpoints, has_checkpoints
 from elias.training.loggers import LOGGER_FOLDERS, Loggers, open_loggers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
-
-    from numpy.typing import NDArray
-
-    from elias.config import EliasConfig
-
 
 logger = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ from elias.training.checkpoint import (
     resume,
     save_member,
 )
-from elias.training.contrastive import train_by_contrast
+from elias.training.contrastive import paired_labels, train_by_contrast
 from elias.training.initialization import INDEXED_POINTS, StageInitializer, initial_encoder
 from elias.training.label_texts import (
     LabelPoints,
@@ -479,16 +479,17 @@ class Trainer:
         return np.asarray(parents)
 
     def _train_by_contrast(self, initial_encoder: dict[str, Tensor]) -> None:
-        """Train the encoder on label texts before the first stage, on rank 0 (stage 0).
+        """Train the encoder to compare texts before the first stage, on rank 0 (stage 0).
 
-        Skip this if fewer than half of the points have a label with a text, see `enough_covered`.
+        Skip this if fewer than half of the points have a label to compare, see `enough_covered`.
         Restore the initial encoder if it is better on the held-out points.
         """
         encoder, texts, stage = self.encoder, self.contrast_texts, self.config.stages[0]
-        if texts is None or not enough_covered(self.points.labels, texts.labels.indices):
+        labels = self.points.labels
+        if texts is None or not enough_covered(labels, paired_labels(labels, texts)):
             return
         seed, metric = self.config.member_seed, self.config.eval.select_by
-        message = "contrastive training on label texts: loss %.4f"
+        message = "contrastive training: loss %.4f"
         with self.run.timed("contrast"):
             encoder.to(self.device)
             before = self._score_of_centroids() if self._drops_unhelpful else None
@@ -506,6 +507,8 @@ class Trainer:
                 logger.info("contrastive training did not help; using the encoder as it was before")
                 encoder.load_state_dict(initial_encoder)
             rerank = self.config.rerank
+            if not len(texts.tokens):  # all labels were represented by other points
+                return
             if not (rerank.enabled and rerank.calibrate and rerank.names):
                 return  # only these can tell that a text seldom has the label it names
             reliable, score = self.initializer, max(before, after)

@@ -7,7 +7,9 @@ from typer.testing import CliRunner
 
 from elias.cli.app import app
 from elias.cli.options import ConfigOptions
-from elias.cli.train import describe_times, next_commands
+from elias.cli.train import describe_times, next_commands, show_plan
+from elias.config import EliasConfig
+from elias.config.resolve import MAX_SCORED_LABELS
 from elias.data import Corpus, Split
 
 
@@ -47,3 +49,27 @@ def test_the_end_of_a_run_says_where_the_time_went():
     assert describe_times(steps, 95.4) == "1 min 35 s: stage1 1 min 0 s, stage2 30.0 s, other 5.0 s"
     assert describe_times({"tokens": 0.4}, 0.9) == "0.9 s"
     assert "other" not in describe_times(steps, 20.0)  # resumed: earlier steps count, too
+
+
+@pytest.mark.parametrize(("n_more", "shown"), [(0, False), (1, True)])
+def test_the_plan_says_whether_stage_0_compares_texts_with_texts(n_more, shown, capsys):
+    n_labels = MAX_SCORED_LABELS + n_more
+    points = Split(labels=csr_matrix(np.ones((1, n_labels))), texts=["cod quota"])
+    names = [str(label) for label in range(n_labels)]
+    corpus, config = Corpus(train=points, test=None, label_names=names), EliasConfig()
+
+    show_plan(config, config.resolve(1, n_labels), corpus)
+
+    plan = " ".join(capsys.readouterr().err.split())
+    assert "stage 0 trains the encoder to compare texts with label texts" in plan
+    assert ("other texts of the label" in plan) == shown
+
+
+def test_the_plan_says_at_most_1_epoch(capsys):
+    points = Split(labels=csr_matrix(np.ones((1, 2))), texts=["cod quota"])
+    config = EliasConfig().override({"stages.stage1.epochs": 1})
+
+    corpus = Corpus(train=points, test=None, label_names=["a", "b"])
+    show_plan(config, config.resolve(1, 2), corpus)
+
+    assert "at most 1 epoch in" in " ".join(capsys.readouterr().err.split())

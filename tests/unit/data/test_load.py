@@ -102,10 +102,7 @@ def corpus_of(**parts):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"texts": ["a"]}, "1 train texts for 2 points"),
-        ({"texts": None}, "neither texts nor features"),
         ({"features": csr_matrix((3, 4))}, "3 rows of train features for 2 points"),
-        ({"labels": csr_matrix((2, 3))}, "has 3 labels, but there are 2 label names"),
         ({"labels": csr_matrix((0, 2)), "texts": []}, "the train split has no points"),
     ],
 )

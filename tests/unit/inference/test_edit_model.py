@@ -13,6 +13,7 @@ from elias import Elias, EliasConfig, LabelTable, train
 from elias.data.corpus import Corpus, Split
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError, ModelError
+from elias.inference.edit_model import example_texts
 from elias.model.graph import LabelGraph, relabel_graph
 from saved_models import reseal
 
@@ -135,6 +136,16 @@ def test_examples_draw_a_label_to_their_texts(model, corpus):
     )
 
     assert shown > plain
+
+
+def test_labels_of_a_split_are_not_matched_by_their_names_which_may_repeat():
+    table = LabelTable(("herring", "cod", "herring"))
+    split = Split(texts=["one", "two"], labels=csr_matrix(np.eye(3, dtype=np.float32)[[2, 1]]))
+
+    texts, labels = example_texts(table, split)
+
+    assert texts == ["one", "two"]
+    assert labels.toarray().tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
 def test_examples_may_be_a_corpus_whose_labels_are_matched(model):

@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig, ResolvedEncoder, pretrained
 from elias.errors import ConfigError, DataError, ModelError
+from elias.kernels import gpu_kernels
 from elias.kernels.cpu.packed_linear import PackedLinear
 from elias.model import transformer
 from elias.model.encoder import BagEncoder, build_encoder
@@ -556,6 +557,31 @@ def small_transformer(kind, folder):
         (folder / kind / file).unlink()
     model.save_pretrained(folder / kind)
     return str(folder / kind)
+
+
+def test_the_attention_of_a_gpu_gives_the_embeddings_of_padded_texts(tmp_path, monkeypatch):
+    pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
+    config = AutoConfig.from_pretrained(save_tiny_bert(tmp_path / "tiny"))
+    config.hidden_size, config.num_attention_heads = 32, 2
+    model = AutoModel.from_config(config)
+    for part in model.parameters():
+        torch.nn.init.normal_(part, std=0.3)
+    model.save_pretrained(tmp_path / "tiny")
+    encoder = make_encoder(str(tmp_path / "tiny"), max_length=10).eval()
+    tokens = encoder.tokenize(["red", "", "north sea red", "the " * 30])
+    batch = collate(tokens, np.array([2, 0, 1, 3]))
+    expected = encoder(batch)
+    sizes = []
+
+    def on_a_gpu(_):
+        attend = gpu_kernels().packed_attention
+        return lambda *inputs: sizes.append(inputs[0].shape) or attend(*inputs)
+
+    monkeypatch.setattr(transformer, "packed_attention", on_a_gpu)
+    monkeypatch.setattr(encoder, "packs", lambda _: True)
+
+    torch.testing.assert_close(encoder(batch), expected)
+    assert sizes == [(len(batch.ids), 2, 16)] * config.num_hidden_layers
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

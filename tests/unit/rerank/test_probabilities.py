@@ -144,6 +144,12 @@ def test_a_number_is_its_own_threshold(fitted):
     assert fitted.threshold(0.25) == fitted.threshold("0.25") == 0.25
 
 
+@pytest.mark.parametrize("target", [50, "50", "1.01", "inf"])
+def test_a_number_that_no_probability_reaches_is_refused(target, fitted):
+    with pytest.raises(ConfigError, match=rf"threshold '?{target}'?: a probability is at most 1;"):
+        fitted.threshold(target)
+
+
 @pytest.mark.parametrize("target", ["f2", "precision", "precision=2", "recall=.", "nan", ""])
 def test_an_unknown_target_is_refused_with_the_known_ones(target):
     with pytest.raises(ConfigError, match=r"per-label, precision=0.8 or recall=0.6"):

@@ -55,19 +55,6 @@ def test_texts_without_a_word_are_refused():
         RankerFeatures.fit(["?", ""], ResolvedRerank(enabled=True))
 
 
-def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
-    given = csr_matrix(np.eye(2, dtype=np.float32))
-    of_features = RankerFeatures.fit(given, ResolvedRerank(enabled=True))
-    of_texts = RankerFeatures.fit(TEXTS, ResolvedRerank(enabled=True))
-
-    with pytest.raises(DataError, match="trained on features"):
-        of_features.transform(["red"])
-    with pytest.raises(DataError, match="trained on texts"):
-        of_texts.transform(given)
-    with pytest.raises(DataError, match="have 3 columns, but the ranker expects 2"):
-        of_features.transform(csr_matrix((1, 3), dtype=np.float32))
-
-
 def test_an_embedding_is_scaled_to_length_one():
     actual = unit_embedding(np.float32([[3, 4], [0, 0]]))
 

@@ -19,12 +19,18 @@ def some(number):
     return Checkpoint({"number": number}, {"model.weight": weights, "step": torch.tensor(number)})
 
 
+def save(checkpoints, checkpoint):
+    """Write a checkpoint, and return whether that succeeded."""
+    checkpoints.save(checkpoint, checkpoints.next_attempt())
+    return checkpoints.written()
+
+
 @pytest.fixture
 def checkpoints(tmp_path):
     """Three checkpoints written, two of them kept."""
     checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig())
     for number in (1, 2, 3):
-        assert checkpoints.save(some(number), wait=True)
+        assert save(checkpoints, some(number))
     return checkpoints
 
 
@@ -101,7 +107,7 @@ def test_a_full_disk_gives_a_warning_and_keeps_earlier_checkpoints(
 
     monkeypatch.setattr(module, "save_file", full)
 
-    assert not checkpoints.save(some(4), wait=True)
+    assert not save(checkpoints, some(4))
     assert newest(checkpoints).metadata == {"number": 3}
     assert "No space left on device" in caplog.text
     assert "training continues" in caplog.text
@@ -114,7 +120,7 @@ def test_a_file_too_large_for_the_disk_gives_a_warning(checkpoints, caplog):
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
     try:
-        written = checkpoints.save(large, wait=True)
+        written = save(checkpoints, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -127,7 +133,7 @@ def test_weights_that_are_not_finite_are_never_saved(checkpoints, caplog):
     broken = some(4)
     broken.tensors["model.weight"][2] = float("nan")
 
-    assert not checkpoints.save(broken, wait=True)
+    assert not save(checkpoints, broken)
     assert newest(checkpoints).metadata == {"number": 3}
     assert "not finite" in caplog.text
 
@@ -139,7 +145,7 @@ def test_a_bug_while_writing_is_raised(checkpoints, monkeypatch):
     monkeypatch.setattr(module, "save_file", wrong)
 
     with pytest.raises(ZeroDivisionError):
-        checkpoints.save(some(4), wait=True)
+        save(checkpoints, some(4))
 
 
 def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
@@ -153,7 +159,7 @@ def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(minutes=1e-9))
 
     assert checkpoints.due()
-    checkpoints.save(some(1))
+    checkpoints.save(some(1), checkpoints.next_attempt())
     assert not checkpoints.due()
     held.set()
     checkpoints.written()
@@ -185,6 +191,6 @@ def test_a_checkpoint_of_another_format_is_not_read(checkpoints):
 
 def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(checkpoints, caplog):
     with caplog.at_level(logging.INFO):
-        checkpoints.save(some(4), wait=True)
+        save(checkpoints, some(4))
 
     assert caplog.text == ""

@@ -60,7 +60,7 @@ def save_all(folder, size, tensors):
     for rank in reversed(range(size)):
         rows = {name: t[rank::size].clone() for name, t in tensors.items()}
         shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
-        assert processes[rank].save(Checkpoint({"step": 3}, rows | shared), attempt=ONCE)
+        processes[rank].save(Checkpoint({"step": 3}, rows | shared), ONCE)
     assert all(each.written() for each in processes)
     return processes[0].newest(lambda metadata: metadata["step"] == 3)
 
@@ -112,10 +112,10 @@ def test_rows_that_do_not_fit_on_the_disk_are_reported_and_removed(tmp_path, mon
     monkeypatch.setattr("elias.training.checkpoint.save_file", full)
     first, second = (Checkpoints(tmp_path, CheckpointConfig(), Process(r, 2)) for r in (0, 1))
 
-    second.save(Checkpoint({}, tables(4)), attempt=ONCE)
+    second.save(Checkpoint({}, tables(4)), ONCE)
     assert not second.written()
     monkeypatch.undo()
-    first.save(Checkpoint({}, tables(4)), attempt=ONCE)
+    first.save(Checkpoint({}, tables(4)), ONCE)
 
     assert not first.written()
     assert "rank 1: [Errno 28] No space left on device" in caplog.text
@@ -145,14 +145,16 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
     monkeypatch.setattr("elias.training.checkpoint.save_file", full)
     failing = first.next_attempt()
     for each in (first, second) if late else (second, first):
-        each.save(of_step(1.0), attempt=failing, wait=True)
+        each.save(of_step(1.0), failing)
+        each.written()
     assert not first.written()
     assert bool(list(tmp_path.iterdir())) == late
     monkeypatch.setattr("elias.training.checkpoint.save_file", slow)
 
     attempt = first.next_attempt()
-    second.save(of_step(2.0), attempt=attempt)
-    assert first.save(of_step(2.0), attempt=attempt, wait=True)
+    second.save(of_step(2.0), attempt)
+    first.save(of_step(2.0), attempt)
+    assert first.written()
     assert second.written()
 
     assert attempt.number == failing.number

@@ -119,15 +119,92 @@ def test_pairs_are_points_with_the_text_of_one_of_their_labels(seed):
     assert (pairs.relevant.numpy() == truth[texts][:, labels]).all()
 
 
-def test_rare_labels_are_sampled_more_often():
-    labels = csr_matrix(np.array([[1, 1]] + [[1, 0]] * 8, dtype=np.float32))  # frequencies 9, 1
+@given(seed=st.integers(0, 2**31))
+def test_another_point_stands_for_a_label_without_a_text(seed):
+    rng = np.random.default_rng(seed)
+    points, label_texts = random_points(rng, 12, 6, 0.3)
+    named = np.isin(np.arange(6), label_texts.labels.indices)
+    truth, rows = points.labels.toarray() > 0, rng.permutation(12)[:7]
+    usable = named | (truth.sum(axis=0) >= 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contrastive, "MAX_SCORED_LABELS", 5)
+        pairs = PairSampler(points, label_texts, rng).sample(rows)
+
+    ids, sampled = pairs.tokens.ids.numpy(), pairs.sampled.numpy()
+    texts, others, relevant = ids[: len(pairs)], ids[len(pairs) :], pairs.relevant.numpy()
+    # a text is left out if it has no such label, or if it was drawn to stand for its own label
+    assert set(sampled) == set(range(len(others)))
+    assert set(texts) <= {row for row in rows if truth[row][usable].any()}
+    for text, column in zip(texts, sampled, strict=True):
+        other = others[column]
+        assert relevant[text == texts, column].all()
+        if other >= 1000:
+            assert truth[text, other - 1000]
+        else:
+            assert other != text
+            assert (truth[text] & truth[other] & ~named & usable).any()
+    for column, other in enumerate(others):
+        if other >= 1000:
+            assert (relevant[:, column] == truth[texts, other - 1000]).all()
+        else:
+            assert (relevant[:, column] == (truth[texts] & truth[other]).any(axis=1)).all()
+
+
+@pytest.mark.parametrize("has_texts", [True, False])
+def test_rare_labels_are_sampled_more_often(has_texts, monkeypatch):
+    monkeypatch.setattr(contrastive, "MAX_SCORED_LABELS", 1)
+    labels = np.array([[1, 1]] + [[1, 0]] * 7 + [[0, 1]], dtype=np.float32)  # frequencies 8, 2
     tokens = Tokens(np.arange(10), np.arange(9, dtype=np.int32))
-    label_texts = Points(tokens.part(slice(2)), csr_matrix(np.eye(2)))
-    sampler = PairSampler(Points(tokens, labels), label_texts, np.random.default_rng(0))
+    names = slice(2 if has_texts else 0)
+    label_texts = Points(tokens.part(names), csr_matrix(np.eye(2)[names]))
+    points = Points(tokens, csr_matrix(labels))
+    sampler = PairSampler(points, label_texts, np.random.default_rng(0))
 
     ids = [sampler.sample(np.zeros(1, np.int64)).tokens.ids[1].item() for _ in range(2000)]
 
-    assert np.mean(ids) == pytest.approx(3 / 4, abs=0.03)  # 1/√1 of 1/√1 + 1/√9
+    rare = np.array(ids) == (1 if has_texts else 8)
+    # 1/√2 of 1/√2 + 1/√8, or 1/2 of 1/2 + 1/8
+    assert rare.mean() == pytest.approx(2 / 3 if has_texts else 4 / 5, abs=0.03)
+
+
+def test_texts_with_the_same_label_come_near_each_other(monkeypatch):
+    monkeypatch.setattr(contrastive, "MAX_SCORED_LABELS", 3)
+    torch.manual_seed(0)
+    words = ["red", "cod", "north", "sea", "tape", "quota", "in", "the"]
+    of_text = np.random.default_rng(0).integers(0, 8, 200)
+    featurizer = Featurizer.fit(words, char_ngrams=(0, 0), min_count=1)
+    config = EncoderConfig(dim=16, hidden_dim=16)
+    encoder = BagEncoder(config, featurizer, featurizer.n_features)
+    labels = csr_matrix((np.ones(200), of_text % 4, np.arange(201)), shape=(200, 4))
+    points = Points(encoder.tokenize([words[word] for word in of_text]), labels)
+    no_texts = Points(encoder.tokenize([]), csr_matrix((0, 4)))
+
+    def nearest():
+        phi = embed_all(encoder.eval(), encoder.tokenize(words))
+        phi /= np.linalg.norm(phi, axis=1, keepdims=True)
+        return (phi @ phi.T - 2 * np.eye(8)).argmax(axis=1)
+
+    before = nearest()
+    train_by_contrast(encoder, points, no_texts, make_stage(batch_size=32), seed=0)
+
+    expected = (np.arange(8) + 4) % 8
+    assert (before == expected).mean() < 0.5
+    assert (nearest() == expected).all()
+
+
+def test_stage_0_without_label_texts_never_asks_for_all_of_them(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(contrastive, "MAX_SCORED_LABELS", 1)
+    texts, labels = texts_of_two_words()
+    labels = [[str(WORDS.index(name)) for name in names] for names in labels]  # codes
+    config = tiny_config(tmp_path, **{"rerank.enabled": True})
+    monkeypatch.setattr(trainer.Trainer, "_use_all_label_texts", lambda _: pytest.fail("used"))
+
+    model = train(None, config, tmp_path / "run", texts=texts, labels=labels, device="cpu")
+
+    assert "contrastive training: loss" in caplog.text
+    assert len(model.predict(texts[0], top_k=2)) == 2
 
 
 @given(seed=st.integers(0, 2**31), batch_size=st.integers(1, 40), n_points=st.integers(0, 50))
@@ -270,7 +347,7 @@ def test_stage_0_is_undone_if_it_is_worse_on_held_out_points(
 
     assert finite == [compares]
     assert ("contrastive training did not help" in caplog.text) == compares
-    assert "contrastive training on label texts: loss 1.5000" in caplog.text
+    assert "contrastive training: loss 1.5000" in caplog.text
 
 
 @pytest.mark.parametrize(

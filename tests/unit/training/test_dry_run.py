@@ -7,7 +7,7 @@ import torch
 
 from elias import EliasConfig, load_corpus
 from elias.data.synthetic import synthetic_corpus
-from elias.training import dry_run, memory
+from elias.training import contrastive, dry_run, memory
 from elias.training.dry_run import _words_per_text, estimate_run
 from elias.training.memory import Capacity, resident_bytes
 
@@ -51,6 +51,23 @@ def test_the_time_of_stage_0_is_estimated_where_names_share_words_with_texts():
     assert with_names.contrast_seconds > 0
     assert with_names.total_seconds == pytest.approx(with_names.contrast_seconds + epochs)
     assert without.contrast_seconds == 0
+
+
+@pytest.mark.parametrize(("n_paired", "is_trained"), [(20, True), (4, False)])
+def test_a_dry_run_counts_the_points_of_a_label_beyond_its_sample(
+    n_paired, is_trained, monkeypatch
+):
+    monkeypatch.setattr(dry_run, "_MIN_TEXTS", 40)
+    monkeypatch.setattr(contrastive, "MAX_SCORED_LABELS", 99)
+    texts = [f"text {i}" for i in range(600)]
+    # two texts share each label, or a fifth of the labels; few of both are among 128 texts
+    labels = [[str(i // 2 if i % 20 < n_paired else 1000 + i)] for i in range(600)]
+    corpus = load_corpus(texts=texts, labels=labels, test_size=0)
+    one_vs_all = config().override({"eval.validation_size": 0})
+
+    estimate = estimate_run(one_vs_all.resolve(600, corpus.n_labels), corpus, CPU)
+
+    assert (estimate.contrast_seconds > 0) == is_trained
 
 
 def test_a_dry_run_does_not_count_what_is_compiled_in_the_warm_up(monkeypatch):

@@ -151,12 +151,12 @@ def is_gzip(path: Path) -> bool:
 
 
 def is_excel(path: Path) -> bool:
-    """Return True if a zip archive is an Excel workbook."""
+    """Return True if a zip archive is an Excel workbook or, if it is damaged, named like one."""
     try:
         with zipfile.ZipFile(path) as archive:
             return "xl/workbook.xml" in archive.namelist()
     except (OSError, ValueError, zipfile.BadZipFile):
-        return False
+        return suffix_of(path) == ".xlsx"
 
 
 def read_head(path: Path, encoding: str | None = None) -> bytes:

@@ -189,19 +189,30 @@ def looks_xmc(lines: Sequence[str]) -> bool:
     )
 
 
-class XmcReader(base.IdReader):
-    """Reader of one ``N D L`` file, or of one such file for each split."""
+class _FileReader(base.IdReader):
+    """Base class of readers of one file, or of one file for each split."""
 
-    format = "xmc"
+    title: str
+    """Name of the format in error messages."""
+    single_has_names = True
+    """True if a single file can have a file of label names in its folder."""
 
     def __init__(
         self, source: Path, files: dict[str, list[Path]], options: base.ReadOptions
     ) -> None:
-        options.check_unused(source, "XMC")
+        options.check_unused(source, self.title)
         self.has_splits = "" not in files
         self._files = base.one_file_each(files)
         folder = self._files["train"].parent
-        super().__init__(source, folder, base.read_label_names(folder) if self.has_splits else None)
+        has_names = self.has_splits or self.single_has_names
+        super().__init__(source, folder, base.read_label_names(folder) if has_names else None)
+
+
+class XmcReader(_FileReader):
+    """Reader of one ``N D L`` file, or of one such file for each split."""
+
+    format, title = "xmc", "XMC"
+    single_has_names = False
 
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, features and texts of each split."""
@@ -329,19 +340,10 @@ def looks_pecos(lines: Sequence[str]) -> bool:
     )
 
 
-class PecosReader(base.IdReader):
+class PecosReader(_FileReader):
     """Reader of one file of ``ids<tab>text`` lines, or of one such file for each split."""
 
-    format = "pecos"
-
-    def __init__(
-        self, source: Path, files: dict[str, list[Path]], options: base.ReadOptions
-    ) -> None:
-        options.check_unused(source, "PECOS text")
-        self.has_splits = "" not in files
-        self._files = base.one_file_each(files)
-        folder = self._files["train"].parent
-        super().__init__(source, folder, base.read_label_names(folder))
+    format, title = "pecos", "PECOS text"
 
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts and labels of each split."""

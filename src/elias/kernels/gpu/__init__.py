@@ -2,6 +2,7 @@
 
 from elias.kernels.gpu.adamw import adamw_edges as adamw_edges
 from elias.kernels.gpu.adamw import adamw_pairs as adamw_pairs
+from elias.kernels.gpu.attention import packed_attention as packed_attention
 from elias.kernels.gpu.loss import shortlist_bce as shortlist_bce
 from elias.kernels.gpu.paths import edge_log as edge_log
 from elias.kernels.gpu.paths import path_log as path_log

@@ -79,7 +79,10 @@ function showLabels() {
     const note = nAbove ? "below the threshold" : "no label reaches the threshold";
     rows.splice(nAbove, 0, h("li", { class: "rule" }, note));
   }
+  // New rows must not take the focus away from a keyboard user.
+  const focused = document.activeElement.closest("#labels .bar-row")?.dataset.id;
   byId("labels").replaceChildren(...rows);
+  if (focused) byId("labels").querySelector(`[data-id="${focused}"]`)?.focus();
   byId("threshold-value").textContent = state.info?.decisions ? percent(limit) : limit.toFixed(2);
   byId("quality").textContent = quality(limit);
   return nAbove;

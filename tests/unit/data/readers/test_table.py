@@ -368,6 +368,7 @@ BROKEN = {
         (b"PK\x03\x04....", "a.csv: is a zip or npz archive"),
         (b"PAR1abcdefgh", "a.csv: not a complete Parquet file"),
     ],
+    "a.xlsx": [(b"PK\x03\x04....", "a.xlsx: not a complete Excel file")],
     "a.json": [
         ('[\n{"text": "a", "labels": [1]},\n\n 7]', "a.json:4: 7 is not a JSON object"),
         ('[\n{"text": "a", "labels": [1]},\n', "a.json:3: not a JSON list of objects"),

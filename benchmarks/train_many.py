@@ -1,13 +1,15 @@
 """Run `elias train` several times, some at a time, and collect the metrics of all runs in a file.
 
-    PYTHONPATH=src python3 benchmarks/gpu_runs.py benchmarks/gpu_runs.toml --jobs 2 --threads 8 \
+    PYTHONPATH=src python3 benchmarks/train_many.py benchmarks/gpu_runs.toml --jobs 2 --threads 8 \
         --runs runs/rows --out runs/rows.jsonl --until 560 --only wordnet mesh
-    PYTHONPATH=src python3 benchmarks/gpu_runs.py --run mesh data/mesh-titles index.beta=75 \
+    PYTHONPATH=src python3 benchmarks/train_many.py --run mesh data/mesh-titles index.beta=75 \
         --seeds 0 1 2 --device cpu --jobs 8 --threads 2 --runs runs/rows --out runs/rows.jsonl
 
 A TOML file has a table for each run: ``data``, and optionally ``set`` (KEY=VALUE strings),
-``options`` of `elias train`, ``seeds``, ``limit`` (seconds) and ``program`` (instead of
-``-m elias``). ``[defaults]`` holds for all of them, with its ``set`` before those of a run.
+``options`` of `elias train`, ``seeds``, ``limit`` (seconds), ``program`` (instead of
+``-m elias``) and ``filtered``: a corpus with the same labels and a filter of test pairs, on which
+the model is evaluated, too, without test points whose labels are all filtered. ``[defaults]``
+holds for all of them, with its ``set`` before those of a run.
 
 When a run ends, --out gets a line for each of its components, with metrics of held-out and test
 points, and one for the run. Runs that finished according to --out are skipped; others are resumed
@@ -30,6 +32,7 @@ from statistics import mean
 from typing import NamedTuple
 
 GRACE = 25.0  # seconds to write a checkpoint after SIGTERM
+FILTERED = "filtered.jsonl"
 METRICS = ("P@1", "P@3", "P@5", "PSP@5", "R@10", "R@100")
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -44,6 +47,7 @@ class Run(NamedTuple):
     options: tuple[str, ...] = ()
     limit: float = 600.0
     program: tuple[str, ...] = ("-m", "elias")
+    filtered: str = ""
 
     def __str__(self):
         return f"{self.name}-{self.seed}"
@@ -83,6 +87,9 @@ def rows_of(run, folder, ending):
             metrics = {"held_out": event.get("validation"), "test": event.get("test")}
             row = {**about, "component": event["stage"], **metrics}
             rows.append({**row, "seconds": times.get(event["stage"])})
+    for name, test in read_lines(folder / FILTERED):
+        row = {**about, "component": f"{name}, filtered", "held_out": None, "test": test}
+        rows.append({**row, "seconds": None})
     epochs = sum(event["seconds"] for event in events["epoch"])
     return [*rows, {**about, "times": times, "epochs_s": epochs, **ending}]
 
@@ -93,14 +100,30 @@ class Job:
     def __init__(self, run, given):
         self.run, self.folder = run, given.runs / str(run)
         self.log = given.runs / f"{run}.log"
-        command = [sys.executable, *run.program, "train", run.data, "--out", str(self.folder)]
-        command += ["--device", given.device, *run.options]
-        command += [f"--set={setting}" for setting in [*run.set, f"seed={run.seed}"]]
-        threads = dict.fromkeys(THREADS, str(given.threads)) if given.threads else {}
+        device = ["--device", given.device]
+        command = [*run.program, "train", run.data, "--out", str(self.folder), *device]
+        command += [*run.options, *(f"--set={each}" for each in [*run.set, f"seed={run.seed}"])]
+        self.commands = [] if (self.folder / "model").exists() else [command]
+        if run.filtered:
+            evaluation = [str(self.folder), run.filtered, *device]
+            self.commands.append([__file__, "--evaluate", *evaluation])
+        self.commands = self.commands or [["-c", ""]]  # only its metrics are missing
+        self.threads = dict.fromkeys(THREADS, str(given.threads)) if given.threads else {}
+        self.start, self.stopped = time.monotonic(), None
+        self.run_next()
+
+    def run_next(self):
+        """Start the next command."""
+        command = [sys.executable, *self.commands.pop(0)]
         with self.log.open("a", encoding="utf8") as log:
             streams = {"stdout": log, "stderr": log, "start_new_session": True}
-            self.process = subprocess.Popen(command, env={**os.environ, **threads}, **streams)
-        self.start, self.stopped = time.monotonic(), None
+            self.process = subprocess.Popen(command, env={**os.environ, **self.threads}, **streams)
+
+    def has_ended(self):
+        """Return whether the last command has ended, or one has failed."""
+        if self.process.poll() == 0 and self.commands and self.stopped is None:
+            self.run_next()
+        return self.process.poll() is not None
 
     def stop(self):
         """Ask the run to write a checkpoint; end it and its workers if that takes too long."""
@@ -113,7 +136,9 @@ class Job:
     def ending(self):
         """Return how the run ended, and its seconds."""
         code = self.process.returncode
-        status = "finished" if not code else "stopped" if self.stopped else "failed"
+        status = "stopped" if self.stopped else "failed"
+        if not code and not self.commands:
+            status = "finished"
         ending = {"status": status, "wall_s": round(time.monotonic() - self.start, 1)}
         if status == "failed":
             text = self.log.read_text(encoding="utf8", errors="replace")
@@ -131,7 +156,7 @@ def train_all(runs, given):
                 jobs.append(Job(waiting.pop(0), given))
             time.sleep(0.2)
             for job in jobs:
-                if job.process.poll() is not None:
+                if job.has_ended():
                     ending = job.ending()
                     rows = rows_of(job.run, job.folder, ending)
                     with given.out.open("a", encoding="utf8") as out:
@@ -144,6 +169,17 @@ def train_all(runs, given):
         for job in jobs:
             os.killpg(job.process.pid, signal.SIGKILL)
     print("# not started:", *waiting, file=sys.stderr)
+
+
+def evaluate_filtered(run, data, device):
+    """Write the metrics of a model on test points that have labels after filtering."""
+    from elias import Elias, evaluate, load_corpus
+
+    model, corpus = Elias.from_pretrained(run, device=device), load_corpus(data)
+    ranked = model.predict_components(corpus.test, model.components)
+    metrics = {name: evaluate(each, corpus, empty="drop") for name, each in ranked.items()}
+    lines = (json.dumps([name, dict(values)]) + "\n" for name, values in metrics.items())
+    (run / FILTERED).write_text("".join(lines), encoding="utf8")
 
 
 def markdown(lines):
@@ -175,9 +211,15 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, help="threads of each run")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds in all")
-    parser.add_argument("--runs", type=Path, required=True, help="folder of the run folders")
-    parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
+    parser.add_argument("--runs", type=Path, help="folder of the run folders")
+    parser.add_argument("--out", type=Path, help="file of JSON lines")
+    parser.add_argument("--evaluate", nargs=2, help=argparse.SUPPRESS)  # a run on filtered data
     given = parser.parse_args()
+    if given.evaluate:
+        evaluate_filtered(Path(given.evaluate[0]), given.evaluate[1], given.device)
+        return
+    if not given.runs or not given.out:
+        parser.error("--runs and --out are needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its runs end, too
     given.runs.mkdir(parents=True, exist_ok=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
