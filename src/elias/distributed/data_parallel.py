@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,19 +116,19 @@ class ShardedBatch(Batch):
     keys: Tensor
     """Dropout key of each point in this share (`KeyedDropout`)."""
 
-    def activate(self, model: EliasModel) -> KeyedDropout:
-        """Store the size of the whole batch in the model, and return the dropout for this share."""
-        assert isinstance(model.labels, ShardedRows)
-        model.labels.n_points = self.n_points
-        return KeyedDropout(self.keys, self.tokens, model.encoder)
-
 
 def shard_batch(
-    world: World, tokens: Tokens, rows: NDArray[np.int64], seed: Sequence[int]
+    world: World,
+    rows: NDArray[np.int64],
+    seed: Sequence[int],
+    collate: Callable[[NDArray[np.int64]], TokenBatch],
 ) -> ShardedBatch:
-    """Return this process's share of the batch with the given row indices."""
+    """Return this process's share of the batch with the given row indices.
+
+    ``collate`` gathers the tokens of rows into a batch.
+    """
     share = rows[world.share(len(rows))]
-    return ShardedBatch(collate(tokens, share), len(rows), point_keys(seed, share))
+    return ShardedBatch(collate(share), len(rows), point_keys(seed, share))
 
 
 def rank_sharded(
@@ -199,8 +199,12 @@ class KeyedDropout(TorchFunctionMode):
     """Context manager for dropout whose masks depend only on the keys of the points.
 
     The rows of a dropout input must be the points of the batch or, while the encoder reads long
-    texts, its `current_windows`. An input with a single axis must hold the tokens of the batch.
-    Attention with dropout is computed without a fused kernel.
+    texts, its `current_windows`. An input with a single axis must hold the tokens of the batch; the
+    second axis of an input holds tokens while the encoder has `current_tokens`. Attention with
+    dropout is computed without a fused kernel.
+
+    torch.compile traces this mode as part of the code that it compiles. All numbers that change
+    from call to call are therefore tensors; it would compile again for each value of an integer.
     """
 
     def __init__(self, keys: Tensor, batch: TokenBatch, encoder: TextEncoder) -> None:
@@ -209,18 +213,7 @@ class KeyedDropout(TorchFunctionMode):
         self._batch = batch
         self._encoder = encoder
         self._windows: tuple[Tensor, Tensor] | None = None
-        self._calls = 0
-
-    def __enter__(self) -> Self:
-        """Replace all dropout functions, and make the encoder keep each text in a row."""
-        self._encoder.needs_rows = True
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Restore the usual dropout."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._encoder.needs_rows = False
+        self._calls = keys.new_zeros(())
 
     def __torch_function__(
         self,
@@ -247,23 +240,28 @@ class KeyedDropout(TorchFunctionMode):
         keys, windows = self._keys, self._encoder.current_windows
         if windows is not None:
             if windows is not self._windows:  # the mask must not depend on earlier windows
-                self._windows, self._calls = windows, 0
+                self._windows, self._calls = windows, torch.zeros_like(self._calls)
             keys = keys[windows[0]] + windows[1] * _WINDOW_STRIDE
-        self._calls += 1
-        if values.dim() == 1:
-            lengths, n_tokens = self._batch.lengths(), len(values)
-            keys = keys.repeat_interleave(lengths, output_size=n_tokens)
-            starts = self._batch.offsets[:-1].repeat_interleave(lengths, output_size=n_tokens)
-            position = torch.arange(n_tokens, device=values.device) - starts
-            numbers = _hash(_hash(keys + self._calls) + position * _STRIDES[0])
-        else:
-            numbers = _hash(keys + self._calls)
-            for length, stride in zip(values.shape[1:], _STRIDES, strict=False):
-                position = torch.arange(length, device=values.device) * stride
-                numbers = numbers.unsqueeze(-1) + position
-            numbers = _hash(numbers)
-        is_kept = numbers >= round(p * 2**32)
+        self._calls = self._calls + 1
+        numbers = _hash(keys + self._calls)
+        tokens = self._tokens() if values.dim() == 1 else self._encoder.current_tokens
+        n_done = 1
+        if tokens is not None:
+            text, position = tokens
+            numbers, n_done = numbers[text] + position * _STRIDES[0], 2
+        axes = zip(values.shape[n_done:], _STRIDES[n_done - 1 :], strict=False)
+        for length, stride in axes:
+            position = torch.arange(length, device=values.device) * stride
+            numbers = numbers.unsqueeze(-1) + position
+        is_kept = _hash(numbers) >= round(p * 2**32)
         return values * is_kept * (1 / (1 - p))
+
+    def _tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the index of each token's text, and the position of each token in its text."""
+        batch, n_tokens = self._batch, len(self._batch.ids)
+        text = torch.arange(len(batch), device=batch.ids.device)
+        text = text.repeat_interleave(batch.lengths(), output_size=n_tokens)
+        return text, torch.arange(n_tokens, device=text.device) - batch.offsets[text]
 
     def _attention(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -40,23 +40,29 @@ class GraphRecorder:
 
     def __call__(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
         """Warm up and capture the function. Return a function that replays it, and its result."""
+        return self.record_all([function])[0]
+
+    def record_all(
+        self, functions: Sequence[Callable[[], Any]]
+    ) -> list[tuple[Callable[[], object], Any]]:
+        """Capture functions that run in this order as a graph each; warm up all before."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        graph: Any = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):
-                result = self._capture(graph, function)
+                _free_cached()  # the warm-up cannot use memory cached by other streams
+                for _ in range(_WARMUP_RUNS):
+                    for function in functions:
+                        function()
+                _free_cached()  # the graph cannot use memory cached by the warm-up
+                return [self._capture(function) for function in functions]
         finally:
             current.wait_stream(self._stream)
-        return graph.replay, result
 
-    def _capture(self, graph: Any, function: Callable[[], Result]) -> Result:
-        _free_cached()  # the warm-up cannot use memory cached by other streams
-        for _ in range(_WARMUP_RUNS):
-            function()
-        _free_cached()  # the graph cannot use memory cached by the warm-up
+    def _capture(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
+        graph: Any = torch.cuda.CUDAGraph()
         # thread_local allows the prefetch thread to pin memory during the capture
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
@@ -69,7 +75,7 @@ class GraphRecorder:
             generator.graphsafe_set_state(generator.clone_state())
             raise
         graph.capture_end()
-        return result
+        return graph.replay, result
 
 
 def _free_cached() -> None:

@@ -43,11 +43,12 @@ class TextEncoder(nn.Module):
     """Token id of padding and filler tokens."""
     max_length: int = 0
     """Maximum number of tokens that are encoded together."""
-    needs_rows: bool = False
-    """True if each text must be a row of every tensor, as `KeyedDropout` requires."""
     current_windows: tuple[Tensor, Tensor] | None = None
     """While windows of long texts are encoded: the index of each row's text, and the index of the
     window within this text, for `KeyedDropout`. None if every row is a whole text."""
+    current_tokens: tuple[Tensor, Tensor] | None = None
+    """While texts are encoded without padding: the index of each token's text, and the position of
+    the token within this text, for `KeyedDropout`."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:

@@ -223,14 +223,12 @@ class TransformerEncoder(TextEncoder):
     def packs(self, device: torch.device) -> bool:
         """Return whether `forward` reads batches on this device without padding.
 
-        The attention kernel for texts without padding needs a GPU and bfloat16. `KeyedDropout`
-        needs each text in a row of its own.
+        The attention kernel for texts without padding needs a GPU and bfloat16.
         """
         return (
             self.transformer.config._attn_implementation == _OWN_ATTENTION
             and device.type == "cuda"
             and self._uses_bfloat16(device)
-            and not self.needs_rows
             and torch.cuda.get_device_capability(device) >= _PACKING_GPU
         )
 
@@ -269,15 +267,19 @@ class TransformerEncoder(TextEncoder):
             bounds = torch.cat([bounds, (bounds[-1] + filler).clamp(max=n_tokens)])
         position = torch.arange(n_tokens, device=ids.device)
         text = torch.searchsorted(bounds, position, right=True) - 1
-        position = position - bounds[text] + self._first_position
-        hidden = self._encode_tokens(
-            ids.unsqueeze(0),
-            None,
-            position_ids=position.unsqueeze(0),
-            cu_seq_lens_q=bounds.to(torch.int32),
-            max_length_q=batch.longest,
-            attend=packed_attention(ids.device),
-        )[0]  # (tokens, width)
+        position = position - bounds[text]
+        self.current_tokens = text.clamp(max=len(batch) - 1), position
+        try:
+            hidden = self._encode_tokens(
+                ids.unsqueeze(0),
+                None,
+                position_ids=(position + self._first_position).unsqueeze(0),
+                cu_seq_lens_q=bounds.to(torch.int32),
+                max_length_q=batch.longest,
+                attend=packed_attention(ids.device),
+            )[0]  # (tokens, width)
+        finally:
+            self.current_tokens = None
         if self.pooling == "cls":
             return hidden[batch.offsets[:-1].clamp(max=n_tokens - 1)]
         total = torch.segment_reduce(hidden, "sum", offsets=batch.offsets, axis=0, unsafe=True)

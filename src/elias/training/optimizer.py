@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from elias.config import ResolvedStage
-from elias.distributed import SingleProcess, World
+from elias.distributed import World
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import (
     IndexGradients,
@@ -348,6 +348,12 @@ class _UpdateGroup:
         """Return whether the next step updates these parameters."""
         return self.n_pending + 1 >= self._every
 
+    def sum_gradients(self, world: World) -> None:
+        """Sum the gradients over all processes if the next step updates these parameters."""
+        if self.due:
+            for update in self.updates:
+                update.sum_gradients(world)
+
     def step(self, scale: float) -> None:
         if not self.due:
             self.n_pending += 1
@@ -383,13 +389,10 @@ class Optimizer:
     edges (A) are updated every `StageConfig.index_every` steps.
     """
 
-    def __init__(
-        self, model: EliasModel, stage: ResolvedStage, world: World = SingleProcess()
-    ) -> None:
+    def __init__(self, model: EliasModel, stage: ResolvedStage) -> None:
         self.stage = stage
         self.steps = 0
         self._model = model
-        self._world = world
         self.chunked: ChunkedUpdate | None = None
         self.kernels: _KernelUpdate | None = None
         handled: tuple[str, ...] = ()
@@ -443,12 +446,11 @@ class Optimizer:
         return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update the parameter groups that are due, with learning rates multiplied by ``scale``."""
+        """Update the parameter groups that are due, with learning rates multiplied by ``scale``.
+
+        Several processes must have summed the gradients.
+        """
         self.steps += 1
-        due = [update for group in self._groups if group.due for update in group.updates]
-        if self._world.size > 1:
-            for update in due:
-                update.sum_gradients(self._world)
         for group in self._groups:
             group.step(scale)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from elias.config import ResolvedConfig, ResolvedStage, default_stages
 from elias.distributed import SingleProcess, World
-from elias.distributed.data_parallel import ShardedBatch, shard_batch
+from elias.distributed.data_parallel import KeyedDropout, ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
 from elias.kernels.threads import torch_threads
@@ -41,6 +42,7 @@ from elias.text.tokens import Tokens
 from elias.training.checkpoint import Checkpoint, add_prefix, strip_prefix
 from elias.training.cuda_graph_step import CudaGraphStep, pad_positives
 from elias.training.optimizer import Optimizer, WeightAverage, schedule
+from elias.training.sharded_step import ShardedStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,20 +179,23 @@ class StageLoop:
     def run(self) -> int:
         """Train, load the weights of the best epoch into the model, and return that epoch."""
         self._device = next(self.model.parameters()).device
-        self._optimizer = Optimizer(self.model, self.stage, self.world)
+        self._optimizer = Optimizer(self.model, self.stage)
         self._average = WeightAverage(self.model)
         self._best = _Best()
         self._is_sharded = isinstance(self.model.labels, ShardedRows)
         n_label_points = 0 if self.label_points is None else self.label_points.n_drawn
         self._per_epoch = n_batches(len(self.points.tokens) + n_label_points, self.stage.batch_size)
         self._n_steps = self._per_epoch * self.stage.epochs
+        self._captures = self._optimizer.gradients is not None and self.model.encoder.capturable
         self._cuda_graph_step = self._make_cuda_graph_step()
+        self._sharded_step = self._make_sharded_step()
         try:
             with tensor_cores():
                 return self._run_epochs()
         finally:
-            if self._cuda_graph_step is not None:
-                self._cuda_graph_step.close()
+            for step in (self._cuda_graph_step, self._sharded_step):
+                if step is not None:
+                    step.close()
 
     def _run_epochs(self) -> int:
         epoch = self._start_epoch(1) if self.resumed is None else self._resume(self.resumed)
@@ -269,7 +274,14 @@ class StageLoop:
         A background thread collates the next batches.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
-        packs = encoder.packs(self._device)
+        gather: Callable[[Tokens, NDArray[np.int64]], TokenBatch] = collate
+        if self._captures:
+            gather = partial(
+                fixed_size_batch,
+                pad_id=encoder.pad_id,
+                max_length=encoder.max_length,
+                packs=encoder.packs(self._device),
+            )
 
         def make(step: int, rows: NDArray[np.int64]) -> tuple[Batch, Tensor]:
             tokens: Batch
@@ -280,15 +292,11 @@ class StageLoop:
             positives = positives_of(labels, rows)
             if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
-                tokens = shard_batch(self.world, all_tokens, rows, seed)
+                tokens = shard_batch(self.world, rows, seed, partial(gather, all_tokens))
                 positives = positives[self.world.share(len(rows))].contiguous()
-            elif self._cuda_graph_step is None:
-                tokens = collate(all_tokens, rows)
             else:
-                pad_id, longest = encoder.pad_id, encoder.max_length
-                tokens = fixed_size_batch(
-                    all_tokens, rows, pad_id=pad_id, max_length=longest, packs=packs
-                )
+                tokens = gather(all_tokens, rows)
+            if self._cuda_graph_step is not None:
                 beam_size = self.config.index.train_clusters
                 positives = pad_positives(positives, beam_size, self.model.n_labels)
             return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
@@ -303,7 +311,7 @@ class StageLoop:
         lengths = self.points.tokens.lengths
         if epoch.label_points is not None:
             lengths = np.concatenate([lengths, epoch.label_points.tokens.lengths])
-        packs = self.model.encoder.packs(self._device) and not self._is_sharded
+        packs = self.model.encoder.packs(self._device)
         return shuffled_batches(lengths, self.stage.batch_size, rng, by_length=not packs)
 
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
@@ -323,21 +331,43 @@ class StageLoop:
     def _backward(self, tokens: Batch, positives: Tensor, parents: Tensor, scale: float) -> Losses:
         """Return the losses of a batch, and store their gradients for the optimizer."""
         if isinstance(tokens, ShardedBatch):
-            with tokens.activate(self.model):
-                return self._backward(tokens.tokens, positives, parents, scale)
+            return self._sharded_backward(tokens, positives, parents, scale)
         if self._cuda_graph_step is not None:
             return self._cuda_graph_step(tokens, positives, parents[positives])
-        options = self._loss_options(positives)
-        embedding = self.model.encoder(tokens).float()
-        if isinstance(self.model, OneVsAll):
-            update, drawn = self._optimizer.label_update(scale), self._draw_labels()
-            losses = self.model.all_losses(
-                embedding, positives, mean=options["mean"], update=update, drawn=drawn
-            )
-        else:
-            losses = self.model.losses(embedding, positives, parents[positives], **options)
+        losses = self._losses(self.model.encoder(tokens).float(), positives, parents, scale)
         losses.total.backward()  # type: ignore[no-untyped-call]
         return losses
+
+    def _sharded_backward(
+        self, batch: ShardedBatch, positives: Tensor, parents: Tensor, scale: float
+    ) -> Losses:
+        """Return the losses of this process's share of a batch, and sum the gradients."""
+        encoder, labels = self.model.encoder, self.model.labels
+        assert isinstance(labels, ShardedRows)
+        labels.n_points = batch.n_points
+        if self._sharded_step is not None:
+            return self._sharded_step(
+                batch, lambda embedding: self._losses(embedding, positives, parents, scale)
+            )
+        with KeyedDropout(batch.keys, batch.tokens, encoder):
+            embedding = encoder(batch.tokens).float()
+        losses = self._losses(embedding, positives, parents, scale)
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        for group in (self._optimizer.encoder_group, self._optimizer.index_group):
+            group.sum_gradients(self.world)
+        return losses
+
+    def _losses(
+        self, embedding: Tensor, positives: Tensor, parents: Tensor, scale: float
+    ) -> Losses:
+        """Return the losses of a batch with these embeddings."""
+        options = self._loss_options(positives)
+        if isinstance(self.model, OneVsAll):
+            update, drawn = self._optimizer.label_update(scale), self._draw_labels()
+            return self.model.all_losses(
+                embedding, positives, mean=options["mean"], update=update, drawn=drawn
+            )
+        return self.model.losses(embedding, positives, parents[positives], **options)
 
     def _draw_labels(self) -> Tensor | None:
         """Return a mask of the labels that this step scores beside positives; None means all.
@@ -359,7 +389,7 @@ class StageLoop:
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
         """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""
         gradients = self._optimizer.gradients
-        if gradients is None or self._is_sharded or not self.model.encoder.capturable:
+        if gradients is None or not self._captures or self._is_sharded:
             return None
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
@@ -370,6 +400,19 @@ class StageLoop:
         accumulates, batch_size = self.stage.index_every > 1, self.stage.batch_size
         return CudaGraphStep(
             self.model, gradients, losses, accumulates=accumulates, batch_size=batch_size
+        )
+
+    def _make_sharded_step(self) -> ShardedStep | None:
+        """Return a `ShardedStep`, or None for one process or an encoder with sparse gradients."""
+        encoder = self.model.encoder
+        if not self._is_sharded or encoder.table_names():
+            return None
+        return ShardedStep(
+            encoder,
+            self.world,
+            partial(self._optimizer.index_group.sum_gradients, self.world),
+            batch_size=self.stage.batch_size,
+            captures=self._captures,
         )
 
     # validation

@@ -217,11 +217,6 @@ def check_world(config: EliasConfig, world: World) -> None:
             "encoder.gradient_checkpointing: does not work with several processes, because their "
             "dropout masks cannot be recomputed in the backward pass; set it to false"
         )
-    if encoder.compile != "off":
-        raise ConfigError(
-            "encoder.compile: does not work with several processes, because torch.compile would "
-            "reuse the dropout masks of the first batch; set it to 'off'"
-        )
 
 
 def plan_training(

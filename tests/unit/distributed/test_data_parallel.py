@@ -1,12 +1,16 @@
 """Dropout keyed by point: what a point loses does not depend on who else is in its batch."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig
 
 from elias.config import EncoderConfig
 from elias.distributed.data_parallel import KeyedDropout, point_keys
+from elias.kernels.cpu.packed_linear import PackedLinear
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import TokenBatch, collate
@@ -42,6 +46,20 @@ def bag():
     return BagEncoder(config, featurizer, featurizer.n_features).train()
 
 
+@pytest.fixture
+def packed(bert, monkeypatch):
+    """The same transformer without dropout in attention, which packed texts do not have."""
+    encoder = copy.deepcopy(bert)
+    for part in encoder.transformer.modules():
+        if type(part) is PackedLinear:
+            part.__class__ = nn.Linear  # torch.compile cannot read the other on a CPU
+    encoder.transformer.config.attention_probs_dropout_prob = 0.0
+    for layer in encoder.transformer.encoder.layer:
+        layer.attention.self.dropout.p = 0.0
+    monkeypatch.setattr(encoder, "packs", lambda _: True)
+    return encoder
+
+
 def embedded(encoder, rows, seed=SEED):
     rows = np.array(rows, dtype=np.int64)
     batch = collate(encoder.tokenize(TEXTS), rows)
@@ -59,6 +77,35 @@ def test_dropout_of_a_point_does_not_depend_on_the_batch(kind, request):
 
     assert torch.allclose(parts, whole, atol=1e-5)
     assert torch.allclose(turned.flip(0), whole, atol=1e-5)
+
+
+def test_packed_texts_have_the_dropout_of_padded_texts(packed, monkeypatch):
+    rows = [4, 1, 5, 3]
+    actual = embedded(packed, rows)
+    monkeypatch.setattr(packed, "packs", lambda _: False)
+
+    expected = embedded(packed, rows)
+
+    assert torch.equal(actual == 0, expected == 0)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_compiled_layers_have_the_dropout_of_others_and_share_their_code(packed):
+    first, other = ((5, 1, step) for step in (78, 79))
+    expected = [embedded(packed, rows, seed) for rows, seed in (([0, 1, 3], first), ([4, 1], other))]
+    for layer in packed.transformer.encoder.layer:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True, assume_static_by_default=False):
+        actual = embedded(packed, [0, 1, 3], first), embedded(packed, [4, 1], other)
+
+    for one, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, wanted)
+    gradients = []
+    for embedding in (actual[0], expected[0]):
+        packed.zero_grad()
+        embedding.square().sum().backward()
+        gradients.append([p.grad for p in packed.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("kind", ["bag", "bert"])

@@ -646,21 +646,19 @@ def test_texts_stay_in_rows_on_a_cpu(tiny_bert):
 
 
 @pytest.mark.parametrize(
-    ("capability", "precision", "needs_rows", "packs"),
+    ("capability", "precision", "packs"),
     [
-        ((9, 0), "auto", False, True),
-        ((8, 0), "bfloat16", False, True),
-        ((7, 5), "auto", False, False),
-        ((9, 0), "float32", False, False),
-        ((9, 0), "auto", True, False),
+        ((9, 0), "auto", True),
+        ((8, 0), "bfloat16", True),
+        ((7, 5), "auto", False),
+        ((9, 0), "float32", False),
     ],
 )
 def test_texts_are_packed_on_gpus_with_bfloat16(
-    tiny_bert, monkeypatch, capability, precision, needs_rows, packs
+    tiny_bert, monkeypatch, capability, precision, packs
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     encoder = make_encoder(tiny_bert, precision=precision)
-    encoder.needs_rows = needs_rows
 
     assert encoder.packs(torch.device("cuda")) == packs
 
