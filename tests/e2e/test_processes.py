@@ -122,6 +122,22 @@ def test_windows_of_a_text_are_dropped_alike_in_any_number_of_processes(folder, 
     assert_same_run(folder / "windows-3", folder / "windows-1", 1e-4, weights=1e-3)
 
 
+@pytest.mark.parametrize("run", ["eager", "captured", "half captured"])
+def test_each_process_may_capture_the_passes_of_its_encoder(results, run):
+    (expected,) = results["captured"]["one, eager"]
+
+    n_replays = [result.pop("replays") for result in results["captured"][run]]
+
+    assert [n > 0 for n in n_replays] == {
+        "eager": [False, False],
+        "captured": [True, True],
+        "half captured": [False, True],
+    }[run]
+    for result in results["captured"][run]:
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+        assert result["encoder"] == pytest.approx(expected["encoder"], abs=1e-3)
+
+
 def test_no_label_row_is_sent_in_training(results):
     received = results["several"]["2"][0]["received"]
 

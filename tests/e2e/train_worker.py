@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 # Before numba is imported: of its thread pools this one survives a fork.
@@ -23,11 +24,13 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from transformers import BertConfig
 
 from e2e.commands import SMALL, elias, free_port
 from e2e.crash_worker import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
+from elias.config import EncoderConfig, IndexConfig
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.distributed import joined
 from elias.distributed import world as processes
@@ -35,9 +38,14 @@ from elias.distributed.data_parallel import sum_touched
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, EliasError, Interrupted
 from elias.kernels import IndexGradients, label_logits
-from elias.model.elias import LinearRows
+from elias.model.elias import EliasModel, LinearRows
+from elias.model.graph import LabelGraph
+from elias.model.transformer import TransformerEncoder
 from elias.text import tokens
+from elias.training import optimizer, sharded_step
+from elias.training.stage import Points, StageLoop
 from elias.training.train import train_together
+from stages import make_stage
 from tiny_bert import SIZES, corpus_of_long_texts, save_tiny_model, windows_config
 
 STEP = "elias.training.optimizer:Optimizer.step"
@@ -323,6 +331,78 @@ def fail(_):
     raise DataError("the ranker has failed")
 
 
+class Rerun:
+    """Stand-in for a recorder of CUDA graphs: a replay runs the function again."""
+
+    def __init__(self, fails=False):
+        self.fails, self.n_replays = fails, 0
+
+    def record_all(self, functions):
+        results = [function() for function in functions]
+        if self.fails:
+            raise RuntimeError("no graphs on this driver")
+        return [(partial(self.replay, *pair), pair[1]) for pair in zip(functions, results)]
+
+    def replay(self, function, result):
+        self.n_replays += 1
+        again = function()
+        if result is not None:
+            result.copy_(again)
+
+
+def stage_losses(model, recorder):
+    """Train a stage as on a GPU; return its losses, the encoder and the number of replays."""
+    optimizer.runs_triton = lambda _: True
+    sharded_step.GraphRecorder = lambda _: recorder
+    model.encoder.packs = lambda _: True
+    model.encoder.capturable = recorder is not None
+    rng, losses = np.random.default_rng(0), []
+    words = np.array(["red", "cod", "tape", "sea", "quota"])
+    texts = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(22)]
+    labels = csr_matrix(rng.random((len(texts), model.n_labels)) < 0.25)
+    stage = make_stage(epochs=2, batch_size=5, learn_graph=True, index_every=2, label_eps=1e-4)
+    sizes = {"n_clusters": 4, "edges_per_cluster": 5, "train_shortlist": 6, "beta": 2.0}
+    config = EliasConfig(index=IndexConfig(**sizes), stages=(stage,))
+    with joined("cpu") as world:
+        model.labels = ShardedRows.of(world, model.labels)
+        StageLoop(
+            model=model,
+            stage=stage,
+            config=config.resolve(len(texts), model.n_labels),
+            points=Points(model.encoder.tokenize(texts), labels),
+            rng=np.random.default_rng(1),
+            validate=None,
+            report=lambda report: losses.append(report.loss),
+            world=world,
+        ).run()
+    weights = model.encoder.named_parameters()
+    weights = [p.detach().flatten() for name, p in weights if not name.endswith("key.bias")]
+    return {
+        "losses": losses,
+        "encoder": torch.cat(weights).tolist(),
+        "replays": 0 if recorder is None else recorder.n_replays,
+    }
+
+
+def captured_stages(bert):
+    """Train the same stage eagerly, captured, and with captures that fail on rank 0."""
+    torch.manual_seed(2)
+    edges = torch.stack([torch.randperm(8)[:5] for _ in range(4)])
+    graph = LabelGraph(edges, 8, 2.0, edge_logits=torch.randn(4, 5))
+    encoder = TransformerEncoder.from_config(EncoderConfig(model=bert, max_length=12, dropout=0.2))
+    model = EliasModel(encoder, graph, alpha=1.5)
+    recorders = {
+        "one, eager": (1, lambda _: None),
+        "eager": (2, lambda _: None),
+        "captured": (2, lambda _: Rerun()),
+        "half captured": (2, lambda rank: Rerun(fails=rank == 0)),
+    }
+    return {
+        name: spawn(size, lambda rank, make=make: stage_losses(model, make(rank)))
+        for name, (size, make) in recorders.items()
+    }
+
+
 def launched(folder):
     """Be one of the processes that torchrun started: one is killed the first time."""
     torch.set_num_threads(1)
@@ -343,7 +423,9 @@ def main(folder):
     }
     results["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
     dropping = BertConfig(**SIZES, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
-    windows = windows_config(save_tiny_model(folder / "bert", dropping))
+    bert = save_tiny_model(folder / "bert", dropping)
+    results["captured"] = captured_stages(bert)
+    windows = windows_config(bert)
     # AdamW enlarges the rounding of key biases, whose gradient is 0, up to the learning rate
     windows |= {"stages.one-vs-all.epochs": 1, "stages.one-vs-all.encoder_lr": 1e-5}
     windows = EliasConfig().override(windows)
