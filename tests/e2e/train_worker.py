@@ -341,7 +341,8 @@ class Rerun:
         results = [function() for function in functions]
         if self.fails:
             raise RuntimeError("no graphs on this driver")
-        return [(partial(self.replay, *pair), pair[1]) for pair in zip(functions, results)]
+        pairs = zip(functions, results, strict=True)
+        return [(partial(self.replay, *pair), pair[1]) for pair in pairs]
 
     def replay(self, function, result):
         self.n_replays += 1
