@@ -96,6 +96,9 @@ def main():
     parser.add_argument("--name", default="packed_tokens", help="name of the JSON file")
     parser.add_argument("--shape", default="minilm", choices=list(KNOWN))
     parser.add_argument("--data", nargs="+", help="corpora; they need --encoder")
+    parser.add_argument(
+        "--lengths", nargs="+", default=list(RANDOM), choices=list(RANDOM), help="without --data"
+    )
     parser.add_argument("--encoder", help="folder of a pretrained model")
     parser.add_argument("--texts", nargs="+", type=int, default=[512, 256], help="of a batch")
     parser.add_argument("--longest", nargs="+", type=int, default=[64, 256], help="in tokens")
@@ -107,7 +110,7 @@ def main():
     if given.data and not given.encoder:
         parser.error("--data needs --encoder, whose tokenizer splits the texts")
     device, results, rows = torch.device(given.device), Results(given.out, given.name), []
-    names = given.data or list(RANDOM)
+    names = given.data or given.lengths
     for name, texts, longest in zip(names, given.texts, given.longest, strict=True):
         tokens = tokens_of(name, given.data and name, texts, longest, given)
         median, tenth = np.percentile(tokens.lengths, [50, 90])

@@ -95,7 +95,7 @@ class Missing:
         if name.partition(".")[0] == "numba":
             raise ImportError(name)
 sys.meta_path.insert(0, Missing())
-import gpu_check, gpu_encoder, gpu_growth, gpu_predict, gpu_step, packed_tokens
+import gpu_attention, gpu_check, gpu_encoder, gpu_growth, gpu_predict, gpu_step, packed_tokens
 """
 
 
@@ -185,6 +185,22 @@ def test_packed_texts_are_compared_with_padded_ones(tmp_path):
         assert packed["tokens"] == in_order["tokens"] == at_random["tokens"]
         assert packed["padding"] < at_random["padding"]
         assert sum(line[:1] == [corpus] for line in lines) == 3
+
+
+def test_the_candidate_of_the_attention_kernels_is_exact_and_has_a_row_for_each_case(tmp_path):
+    # the interpreter of older versions fails with numpy 2.4
+    pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
+
+    lines, entries = run("gpu_attention", tmp_path)
+
+    one_tile, several = (entries[f"float32, head 16, to {n} tokens"] for n in (40, 150))
+    assert one_tile["longest"] <= one_tile["tile"]
+    assert several["longest"] > 2 * several["tile"]
+    for errors in (one_tile, several):
+        assert max(errors[part] for part in ("result", "by query", "by key", "by value")) < 1e-5
+    for case in ("short", "mixed"):
+        assert entries["backward 64/1/1"][f"head 16, {case}"] > 0
+        assert lines[-1 if case == "mixed" else -2][:3] == ["head", "16,", case]
 
 
 @pytest.fixture
