@@ -43,7 +43,6 @@ from elias.training.memory import (
     MemoryEstimate,
     Sizes,
     estimate_memory,
-    resident_bytes,
 )
 from elias.training.optimizer import Optimizer
 from elias.training.stage import Points, StageLoop, torch_on_one_thread
@@ -113,17 +112,12 @@ def estimate_run(
     with progress_disabled():
         label_tokens = tokenize(label_texts[:_MIN_TEXTS], encoder) if n_label_points else None
     sizes = Sizes.measure(
-        *(encoder, points.labels, tokens, config, n_setup, n_words, n_label_points, label_tokens)
-    )
-    n_trained = len(points) + n_label_points
-    memory = estimate_memory(
-        sizes,
-        config,
-        device,
-        resident=resident_bytes(),
+        *(encoder, points.labels, tokens, config, n_setup, n_words, n_label_points, label_tokens),
         keeps_checkpoints=keeps_checkpoints,
         validates=held_out is not None,
     )
+    n_trained = len(points) + n_label_points
+    memory = estimate_memory(sizes, config, device)
     fits = memory.fits()
     has_room = all(fit.free_now for fit in fits)
     seconds, contrast_seconds = {}, 0.0

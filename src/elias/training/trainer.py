@@ -75,7 +75,7 @@ from elias.training.label_texts import (
     label_targets,
     labels_with_words,
 )
-from elias.training.memory import Sizes, estimate_memory, resident_bytes
+from elias.training.memory import Sizes, estimate_memory
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
 
@@ -330,15 +330,10 @@ class Trainer:
             n_words / max(1, n_setup),
             0 if extra is None else extra.n_drawn,
             None if extra is None else extra.tokens,
-        )
-        estimate_memory(
-            sizes,
-            self.config,
-            self.device,
-            resident=resident_bytes(),
             keeps_checkpoints=self.run.folder is not None,
             validates="validation" in self.splits,
-        ).check(ignore=self.ignore_memory)
+        )
+        estimate_memory(sizes, self.config, self.device).check(ignore=self.ignore_memory)
 
     def _report_data(self) -> None:
         """Record the sizes of the data; warn about labels without points and truncated texts."""
