@@ -24,7 +24,7 @@ from elias.model.elias import EliasModel, LinearRows
 from elias.model.graph import edges_above, pruned_graph, relabel_graph, strongest_edges_of
 from elias.model.one_vs_all import OneVsAll
 from elias.rerank.added_labels import AddedLabels, label_vectors
-from elias.rerank.calibration import LabelNames, is_word
+from elias.rerank.calibration import LabelNames
 from elias.rerank.probabilities import PROBABILITIES
 from elias.rerank.sparse_ranker import SparseRanker
 
@@ -93,38 +93,6 @@ def _check_names(names: Sequence[str]) -> None:
             f"the name {empty!r} is empty; give the label a name with at least one character that "
             "is not a space"
         )
-
-
-def labels_beside(
-    elias: Elias,
-    few: NDArray[np.bool_],
-    examples: Sequence[str] = (),
-    example_labels: csr_matrix | None = None,
-    *,
-    seen: NDArray[np.bool_],
-) -> AddedLabels | None:
-    """Return vectors that score the labels with few training points by their texts.
-
-    Labels whose names have no letter are left out. Return None if no label remains.
-
-    Args:
-        elias: A model that was just trained.
-        few: (L,) mask of the labels with no or few training points.
-        examples: Texts that have some of these labels.
-        example_labels: (N, labels in ``few``) labels of each example.
-        seen: (L,) mask of the labels that the model was trained on.
-    """
-    table = elias.label_table
-    chosen = np.flatnonzero(few)
-    named = np.array([is_word(table[label]) for label in chosen.tolist()], dtype=bool)
-    labels = chosen[named]
-    if elias.model.encoder.reads_features or not len(labels):
-        return None
-    if example_labels is not None:
-        example_labels = example_labels[:, named]
-    new = table.take(labels.tolist())
-    parts = label_vectors(elias.model, table, new, examples, example_labels, seen=seen)
-    return AddedLabels(labels, *parts).named(table, elias.model, elias.reranker)
 
 
 def example_texts(

@@ -406,23 +406,3 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     return cached(
         encoder.fingerprint, inputs, encoder.tokenize, featurizer, n_ids=encoder.n_features
     )
-
-
-def filtered_labels(split: Split | None) -> csr_matrix | None:
-    """Return the labels that the filters of a split exclude for each point (N, L), or None."""
-    if split is None or split.filters is None:
-        return None
-    ones = np.ones(len(split.filters), dtype=np.int8)
-    return csr_matrix((ones, tuple(split.filters.T)), shape=split.labels.shape)
-
-
-def max_filtered(split: Split) -> int:
-    """Return the maximum number of labels that the filters of a split exclude for a point."""
-    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
-
-
-def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Remove the pairs that a split's filters exclude, and return the best ``top_k`` labels."""
-    if split.filters is not None and len(split.filters):
-        predictions = predictions.drop(split.filters)
-    return predictions.top(top_k)

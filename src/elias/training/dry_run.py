@@ -37,7 +37,7 @@ from elias.training.contrastive import (
     paired_labels,
 )
 from elias.training.initialization import build_model, initial_encoder
-from elias.training.label_texts import enough_covered, labels_with_words
+from elias.training.label_texts import enough_covered, labels_with_words, text_points
 from elias.training.memory import (
     MemoryCheck,
     MemoryEstimate,
@@ -198,11 +198,8 @@ def _time_contrast(
     assert sample.texts is not None
     with progress_disabled():
         chosen = labels_with_words(corpus.label_table.texts(), SplitTexts(sample.texts))
-        label_tokens = tokenize(corpus.label_table.take(chosen.tolist()).texts(), encoder)
+        label_texts = text_points(corpus, chosen, encoder)
     device = next(encoder.parameters()).device
-    shape = len(chosen), points.labels.shape[1]
-    ones, rows = np.ones(len(chosen), dtype=np.float32), np.arange(len(chosen))
-    label_texts = Points(label_tokens, csr_matrix((ones, (rows, chosen)), shape=shape))
     if not enough_covered(labels, paired_labels(labels, label_texts)):
         return 0.0
     n_points = labels.shape[0]
