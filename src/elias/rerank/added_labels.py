@@ -64,8 +64,8 @@ def label_vectors(
     model: EliasModel,
     labels: LabelTable,
     new: LabelTable,
-    examples: Sequence[str] = (),
-    example_labels: csr_matrix | None = None,
+    examples: Sequence[str],
+    example_labels: csr_matrix,
     *,
     seen: NDArray[np.bool_] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
@@ -99,7 +99,7 @@ def label_vectors(
         nearest = similarity.topk(count, dim=1).indices.numpy()
         vectors[rows] += NEIGHBOUR_WEIGHT * unit_embedding(classifiers[nearest].mean(axis=1))
     counts = np.zeros(len(new), dtype=np.int64)
-    if example_labels is not None and len(examples):
+    if len(examples):
         counts += np.bincount(example_labels.indices, minlength=len(new))
         weights = (EXAMPLE_WEIGHT * counts[:, None]).astype(np.float32)
         vectors += weights * unit_embedding(example_labels.T @ embed(examples))

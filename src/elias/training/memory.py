@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, ResolvedStage
+from elias.config import EliasConfig, ResolvedConfig, ResolvedStage
 from elias.config.pretrained import pretrained_sizes
 from elias.config.resolve import MIN_BATCH_SIZE
 from elias.data.corpus import Corpus
@@ -180,9 +180,10 @@ class Sizes:
         ``tokens`` and ``label_tokens`` may cover only a sample of the texts and label texts.
         ``run`` has the fields ``keeps_checkpoints`` and ``validates``.
         """
-        tables = encoder.table_names()
+        tables, window = encoder.table_names(), config.encoder.max_length
         parameters = dict(encoder.named_parameters())
         transformer = getattr(getattr(encoder, "transformer", None), "config", None)
+        longest = int(tokens.lengths.max(initial=1))  # rounded up to whole windows below
         return cls(
             n_points=labels.shape[0],
             n_setup=n_setup,
@@ -193,7 +194,7 @@ class Sizes:
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
             tokens_per_text=_tokens_per_text(tokens),
-            longest_text=0 if transformer is None else _longest_text(tokens, config.encoder),
+            longest_text=0 if transformer is None else -(-longest // window) * window,
             layers=int(getattr(transformer, "num_hidden_layers", 0)),
             width=0 if transformer is None else int(transformer.hidden_size),
             words_per_text=words_per_text,
@@ -237,12 +238,6 @@ class Sizes:
 def _most_labels(labels: csr_matrix, *, has_label_texts: bool) -> int:
     """Return the largest number of labels of a point or of a label text."""
     return int(np.diff(labels.indptr).max(initial=1 + NEIGHBOURS * has_label_texts))
-
-
-def _longest_text(tokens: Tokens, encoder: ResolvedEncoder) -> int:
-    """Return the length of the longest text, rounded up to whole windows."""
-    longest = int(tokens.lengths.max(initial=1))
-    return encoder.max_length * max(1, -(-longest // encoder.max_length))
 
 
 def _tokens_per_text(tokens: Tokens | None) -> float:
