@@ -178,7 +178,8 @@ def cached(
         chunks = [tokens]
     try:
         with new_cache_entry(folder, _CACHE_LIMIT) as staging:
-            with progress("Tokenizing", len(texts)) as advance, progress_disabled():
+            title = "Storing tokens" if tokens is not None else "Tokenizing"
+            with progress(title, len(texts)) as advance, progress_disabled():
                 _store(chunks, staging, advance)
             write_manifest(staging, _FORMAT)
     except DataError as error:
