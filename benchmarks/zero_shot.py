@@ -33,7 +33,6 @@ from scipy.sparse import csr_matrix, diags
 
 from elias import Corpus, Elias, EliasConfig, LabelTable, load_corpus, train
 from elias.config.io import parse_override
-from elias.inference.predict import max_filtered
 from elias.kernels.device import pick_device
 from elias.metrics import evaluate, score
 from elias.model.batch_inference import embed_all
@@ -262,7 +261,7 @@ def measure_seed(
     texts = list(points.texts)
     shape, names = (len(texts), both.n_labels), both.label_table
     filters = np.empty((0, 2), int) if points.filters is None else points.filters
-    top_k = 100 + max_filtered(points)
+    top_k = 100 + points.max_filtered
     results: dict[str, dict] = {}
 
     def report(name: str, gzs: Predictions, zs: Predictions, seconds: float = 0) -> None:

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elias.config import EliasConfig as EliasConfig
     from elias.data import Corpus as Corpus
     from elias.data import Split as Split
@@ -89,6 +91,20 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _moved(module: str, *names: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a deprecated module, whose names have moved to ``elias``."""
+
+    def find(name: str) -> Any:
+        import warnings
+
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{name} has moved: import it from elias", DeprecationWarning, stacklevel=2)
+        return __getattr__(name)
+
+    return find
 
 
 def __dir__() -> list[str]:

@@ -156,10 +156,6 @@ def score(
     """
     wanted = [_parse(name) for name in names]
     _check_shapes(predictions, truth)
-    if inverse_propensity is None and any(kind.startswith("PS") for kind, _ in wanted):
-        raise ConfigError(
-            "PSP and PSnDCG need the inverse propensities of the labels; pass inverse_propensity="
-        )
     width = max((k for _, k in wanted), default=1)
     if (n_predicted := predictions.ids.shape[1]) < min(width, predictions.n_labels):
         logger.warning(
@@ -167,8 +163,9 @@ def score(
             n_predicted,
             width,
         )
-    weights = np.ones(predictions.n_labels) if inverse_propensity is None else inverse_propensity
     best_width = max((k for kind, k in wanted if kind.startswith("PS")), default=0)
+    assert inverse_propensity is not None or not best_width, "PSP and PSnDCG need propensities"
+    weights = np.ones(predictions.n_labels) if inverse_propensity is None else inverse_propensity
     totals = np.zeros((len(wanted), 2))
     for chunk in _chunks(predictions, truth, width, empty):
         gains = _Gains(chunk, weights, width, best_width)

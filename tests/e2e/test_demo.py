@@ -27,7 +27,7 @@ SMALL = {
 def small_demo():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_command, "SYNTHETIC", {"n_points": 300, "n_labels": 100})
-        patch.setattr(demo_command, "_config", lambda: EliasConfig().override(SMALL))
+        patch.setattr(demo_command, "EliasConfig", lambda: EliasConfig().override(SMALL))
         yield
 
 
@@ -90,7 +90,7 @@ def test_an_unfinished_demo_starts_over(first, folder):
 
 
 def test_a_demo_does_not_replace_another_run(folder, monkeypatch):
-    monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig(seed=5).override(SMALL))
+    monkeypatch.setattr(demo_command, "EliasConfig", lambda: EliasConfig(seed=5).override(SMALL))
 
     refused = demo(folder)
     replaced = demo(folder, "--overwrite")

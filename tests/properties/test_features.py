@@ -118,7 +118,8 @@ def test_texts_that_are_split_once_have_the_same_features(texts, span, longest, 
 
     was, vectorizer._CHUNK = vectorizer._CHUNK, chunk
     try:
-        featurizer, features = Featurizer.fit_transform(SplitTexts(texts), **options)
+        featurizer = Featurizer.fit(split := SplitTexts(texts), **options)
+        features = featurizer.transform(split)
     finally:
         vectorizer._CHUNK = was
 

@@ -11,6 +11,7 @@ from elias.kernels.adamw_state import AdamWRates, stochastic_round
 from elias.kernels.one_vs_all_loss import every_label_loss, every_label_top, with_positives
 from elias.model.elias import LinearRows
 from elias.training.optimizer import ChunkedUpdate
+from label_chunks import in_chunks
 
 SIZES = {
     "n_points": st.integers(1, 5),
@@ -51,7 +52,7 @@ def test_loss_and_gradients_are_those_of_the_dense_loss(
     problem = Problem(n_points, n_labels, dim, seed)
     chunked, dense = problem.leaves(torch.float32), problem.leaves(torch.float64)
 
-    loss = every_label_loss(*chunked, problem.positives, scale=scale, chunk_size=chunk_size)
+    loss = in_chunks(chunk_size, every_label_loss, *chunked, problem.positives, scale)
     (3 * loss).backward()  # a multiple, as in any sum of losses
 
     expected = problem.dense_loss(*dense, scale)
@@ -70,9 +71,8 @@ def test_the_loss_of_sampled_labels_is_the_dense_loss_of_these_and_the_positives
     sampled, dense = problem.leaves(torch.float32), problem.leaves(torch.float64)
 
     sample = with_positives(drawn, problem.positives)
-    loss = every_label_loss(
-        *sampled, problem.positives, scale=0.5, sample=sample, chunk_size=chunk_size
-    )
+    inputs = (*sampled, problem.positives)
+    loss = in_chunks(chunk_size, every_label_loss, *inputs, scale=0.5, sample=sample)
     loss.backward()
 
     is_scored = drawn | problem.relevant.any(dim=0)
@@ -101,7 +101,9 @@ def test_classifiers_that_are_not_sampled_stay_and_others_move_as_if_alone(
         tables.bias.data.copy_(problem.bias[rows])
         moments = ChunkedUpdate(tables, rates, rates._replace(decay=0.0))
         for step in (1, 2):
-            every_label_loss(
+            in_chunks(
+                chunk_size,
+                every_label_loss,
                 problem.embedding,
                 tables.weight,
                 tables.bias,
@@ -109,7 +111,6 @@ def test_classifiers_that_are_not_sampled_stay_and_others_move_as_if_alone(
                 scale=0.5,
                 update=moments.update(step, 1.0),
                 sample=sample,
-                chunk_size=chunk_size,
             )
         return torch.cat([tables.weight, tables.bias.unsqueeze(1)], dim=1).detach()
 
@@ -192,14 +193,15 @@ def test_classifiers_updated_in_chunks_end_where_torchs_adamw_puts_them(
     for step in range(1, 5):
         scale = 1 / step  # a schedule
         embedding, twin = (problem.leaves(dtype)[0] for dtype in (torch.float32, torch.float64))
-        every_label_loss(
+        in_chunks(
+            chunk_size,
+            every_label_loss,
             embedding,
             rows.weight,
             rows.bias,
             problem.positives,
             scale=1 / n_points,
             update=moments.update(step, scale),
-            chunk_size=chunk_size,
         ).backward()
         for group in torchs.param_groups:
             group["lr"] = 0.1 * scale
@@ -223,7 +225,8 @@ def test_the_best_labels_are_those_of_the_dense_logits_and_ties_go_by_id(
     blocked = torch.zeros(n_labels, dtype=torch.bool)
     blocked[torch.randperm(n_labels)[:n_blocked]] = True
 
-    labels, logits = every_label_top(embedding, weight, bias, top_k, blocked, chunk_size=chunk_size)
+    inputs = (embedding, weight, bias, top_k, blocked)
+    labels, logits = in_chunks(chunk_size, every_label_top, *inputs)
 
     scores = (embedding @ weight.T + bias).masked_fill(blocked, -torch.inf)
     for row, actual, values in zip(scores.tolist(), labels.tolist(), logits.tolist(), strict=True):

@@ -211,7 +211,7 @@ def test_names_can_be_checked_ahead():
 
 
 def test_propensity_scored_metrics_need_propensities(predictions):
-    with pytest.raises(ConfigError, match="need the inverse propensities of the labels"):
+    with pytest.raises(AssertionError, match="PSP and PSnDCG need propensities"):
         score(predictions, TRUTH, None, ["PSP@1"])
 
 

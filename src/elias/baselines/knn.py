@@ -11,7 +11,7 @@ from elias.data.corpus import Corpus, Split
 from elias.errors import DataError, check_positive
 from elias.predictions import Predictions, from_entries
 from elias.progress import track
-from elias.text.vectorizer import Featurizer, unit_rows
+from elias.text.vectorizer import bag_of_words, unit_rows
 
 NEIGHBOURS = 30
 _MAX_SIMILARITIES = 2**24  # similarities computed at a time (at most 128 MB; most are 0)
@@ -41,13 +41,9 @@ class NearestNeighbours:
         self.k = k
         self.label_names = corpus.label_names
         points = corpus.train
-        if points.texts is not None:
-            featurizer, features = Featurizer.fit_transform(
-                points.texts, char_ngrams=(0, 0), min_count=1
-            )
-        else:
-            featurizer, features = None, unit_rows(points.features)
-        self._featurizer: Featurizer | None = featurizer
+        # texts are compared if there are both
+        compared = None if points.texts is not None else points.features
+        features, self._featurizer = bag_of_words(points.texts, compared)
         self._points_by_word = features.T.tocsr()  # (words, N)
         labels = points.labels
         ones = np.ones(labels.nnz, dtype=np.float32)
@@ -82,11 +78,8 @@ class NearestNeighbours:
             raise DataError(
                 f"this model was fitted on {kind}, but the split has none; give a split with {kind}"
             )
-        if split.filters is None:
-            return self.predict(inputs, top_k=top_k)
-        most_filtered = int(np.bincount(split.filters[:, 0], minlength=1).max())
-        predictions = self.predict(inputs, top_k=top_k + most_filtered)
-        return predictions.drop(split.filters).top(top_k)
+        predictions = self.predict(inputs, top_k=top_k + split.max_filtered)
+        return split.drop_filtered(predictions, top_k)
 
     def _features(self, texts: Sequence[str] | csr_matrix) -> csr_matrix:
         if self._featurizer is not None:

@@ -47,7 +47,7 @@ def demo(
     folder = _build_corpus(out.parent, synthetic)
     corpus = elias.load_corpus(folder)
     times = {"corpus": time.monotonic() - start}
-    config = _config()
+    config = EliasConfig()
     resolved = resolve_config(config, corpus)
     is_finished = not overwrite and _is_finished(out, resolved)
     if is_finished:
@@ -83,10 +83,6 @@ def _build_corpus(parent: Path, synthetic: bool) -> Path:
         return build_demo_corpus(parent / CORPUS)
     folder = parent / f"synthetic-{SYNTHETIC['n_points']}x{SYNTHETIC['n_labels']}"
     return folder if folder.is_dir() else write_synthetic(folder, **SYNTHETIC)
-
-
-def _config() -> EliasConfig:
-    return EliasConfig()
 
 
 def _is_finished(run: Path, config: ResolvedConfig) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,7 +115,9 @@ def evaluate(
         results["errors"] = _calibration_errors(predictions, truth)
         results["thresholds"] = _compare_thresholds(model, predictions, truth, rule)
     results["groups"] = {
-        name: _measure_groups(group, predictions, truth, ks, assigned)
+        name: elias.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
+        if isinstance(group, list)  # the group of each point, otherwise the labels of each group
+        else elias.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
         for name, group in groups.items()
     }
     if per_label is not None:
@@ -130,22 +132,6 @@ def evaluate(
         results["deciles"] = measures.recall_by_decile(predictions, truth, frequencies, k)
     console.note(f"results of {run} on the {len(points):,} {split} points of {data}")
     _print_tables(results, rule, keep_best=model.keeps_best(rule, component))
-
-
-def _measure_groups(
-    group: list[str] | dict[str, list[int]],
-    predictions: elias.Predictions,
-    truth: csr_matrix,
-    ks: Sequence[int],
-    assigned: elias.Predictions | None,
-) -> list[dict[str, Any]]:
-    """Return metrics per group.
-
-    ``group`` is a list with the group of each point, or a dictionary from group to label ids.
-    """
-    if isinstance(group, list):
-        return elias.metrics_by_points(predictions, truth, group, (ks[0], ks[-1]), assigned)
-    return elias.metrics_by_labels(predictions, truth, group, ks[-1], assigned)
 
 
 def _print_json(results: Mapping[str, Any]) -> None:

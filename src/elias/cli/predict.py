@@ -99,7 +99,7 @@ def predict(
         raise DataError("--format and --overwrite apply to a file; give --out FILE")
 
     def open_source() -> Iterator[TextRow] | elias.FileTask:
-        source = _open_texts(model, texts, text, keep or [], encoding)
+        source = open_texts(model, texts, text, keep or [], encoding)
         if out is None:
             return source.rows() if isinstance(source, elias.TextFile) else source
         if not isinstance(source, elias.TextFile):
@@ -141,17 +141,29 @@ def predict(
                 _write_stdout(predict_texts, source, keep, arguments, size, write)
 
 
-def _open_texts(
+def open_texts(
     model: Path, texts: Path, column: str | None, keep: Sequence[str], encoding: str | None
 ) -> elias.TextFile | Iterator[TextRow]:
-    """Return the file of texts, or the rows of stdin. By default, read the columns of training."""
+    """Return the file of texts, or the rows of stdin. By default, read the columns of training.
+
+    A file is read as a table if a column is given, or if it has the extension of a table format.
+    Any other file has one text per line.
+    """
+    from elias.data.load import is_table
     from elias.persistence.hub import find_model
     from elias.persistence.manifest import Manifest
 
+    if not os.path.exists(texts) and texts != STDIN:  # noqa: PTH110 - Path.exists raises if long
+        remedy = "to predict a text, write: echo 'a text' | elias predict MODEL"
+        raise DataError(f"{console.one_line(str(texts))}: no such file; {remedy}")
     settings = Manifest(find_model(model))["data_settings"]
     if texts == STDIN:
         return _stdin_rows(column, keep)
-    return open_file(texts, column, keep, settings, encoding)
+    reading: dict[str, Any] = {"text": column, "encoding": encoding}
+    if settings and texts.is_file() and is_table(texts, column, keep):
+        columns = {"text": column, "header": None, "encoding": encoding}
+        reading = options.training_options(texts, settings, columns)
+    return elias.TextFile.find(texts, keep=keep, **reading)
 
 
 def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> None:
@@ -225,35 +237,6 @@ def _stdin_rows(column: str | None, keep: Sequence[str]) -> Iterator[TextRow]:
             "--keep: plain lines on stdin have no columns; send JSON lines, and give --text"
         )
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
-
-
-def open_file(
-    source: Path,
-    column: str | None,
-    keep: Sequence[str],
-    settings: Mapping[str, Any],
-    encoding: str | None,
-) -> elias.TextFile:
-    """Find the text column and the kept columns of a file.
-
-    Args:
-        source: The file. It is read as a table if a column is given, or if it has the extension of
-            a table format. Any other file has one text per line.
-        column: Text column of a table.
-        keep: Columns to return with each text.
-        settings: Reading options of the model's training data, used if no column is given.
-        encoding: Encoding of the file.
-    """
-    from elias.data.load import is_table
-
-    if not os.path.exists(source):  # noqa: PTH110 - Path.exists raises if a text is too long
-        remedy = "to predict a text, write: echo 'a text' | elias predict MODEL"
-        raise DataError(f"{console.one_line(str(source))}: no such file; {remedy}")
-    reading: dict[str, Any] = {"text": column, "encoding": encoding}
-    if settings and source.is_file() and is_table(source, column, keep):
-        columns = {"text": column, "header": None, "encoding": encoding}
-        reading = options.training_options(source, settings, columns)
-    return elias.TextFile.find(source, keep=keep, **reading)
 
 
 def stdin_lines() -> Iterator[str]:

@@ -109,15 +109,9 @@ def train(
             return
         times = {"start": time.monotonic() - start_time}
         with resumable_run(out, overwrite=overwrite):
-            model = train_resolved(
-                world if world.shards_labels else SingleProcess(target_device),
-                resolved,
-                corpus,
-                out,
-                start,
-                overwrite=overwrite,
-                ignore_memory=ignore_memory,
-            )
+            world = world if world.shards_labels else SingleProcess(target_device)
+            settings = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+            model = train_resolved(world, resolved, corpus, out, init_from=start, **settings)
     if model is not None and out is not None:
         times |= model.metadata.get("timings", {})
         _show_result(model, out, corpus, describe_times(times, time.monotonic() - start_time))

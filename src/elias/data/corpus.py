@@ -20,6 +20,7 @@ from elias.data.near_duplicates import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, take_rows, widen
 from elias.errors import DataError
 from elias.labels import LabelTable
+from elias.predictions import Predictions
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,31 @@ class Split:
         >>> split.without_filtered_labels().labels.toarray().tolist()
         [[1.0, 0.0]]
         """
-        if self.filters is None or not len(self.filters):
+        filtered = self.filtered_labels()
+        if filtered is None:
             return self
-        ones = np.ones(len(self.filters), dtype=np.float32)
-        is_filtered = csr_matrix((ones, tuple(self.filters.T)), shape=self.labels.shape) > 0
-        removed = self.labels.multiply(is_filtered)
+        removed = self.labels.multiply(filtered > 0)
         return self if removed.nnz == 0 else replace(self, labels=csr_matrix(self.labels - removed))
+
+    def filtered_labels(self) -> csr_matrix | None:
+        """Return the labels that the filters exclude for each point (N, L), or None."""
+        if self.filters is None:
+            return None
+        ones = np.ones(len(self.filters), dtype=np.float32)
+        return csr_matrix((ones, tuple(self.filters.T)), shape=self.labels.shape)
+
+    @property
+    def max_filtered(self) -> int:
+        """Return the maximum number of labels that the filters exclude for a point."""
+        if self.filters is None:
+            return 0
+        return int(np.bincount(self.filters[:, 0], minlength=1).max())
+
+    def drop_filtered(self, predictions: Predictions, top_k: int) -> Predictions:
+        """Remove the pairs that the filters exclude, and return the best ``top_k`` labels."""
+        if self.filters is not None and len(self.filters):
+            predictions = predictions.drop(self.filters)
+        return predictions.top(top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from elias.errors import ConfigError, did_you_mean
 from elias.experiments import external_baseline
 from elias.experiments.runner import COSTS, Plan, Row, Setting, Table, Task, dot_plot
 from elias.experiments.variants import Models, one_vs_all
-from elias.inference.predict import ENSEMBLE, max_filtered
+from elias.inference.predict import ENSEMBLE
 from elias.metrics import EVALUATED
 from elias.predictions import Predictions
 from elias.progress import progress
@@ -267,7 +267,7 @@ def _run(
         PeerFailedError: If the baseline exits with an error.
     """
     corpus = setting.corpus
-    top_k = EVALUATED + max_filtered(corpus.split("test"))
+    top_k = EVALUATED + corpus.split("test").max_filtered
     seeds = [PEER_SEEDS * seed + i for i in range(PEER_SEEDS)]
     for stale in setting.folder.glob(f"{_FOLDER_PREFIX}*"):
         shutil.rmtree(stale, ignore_errors=True)  # left behind by a command that was killed

@@ -289,12 +289,8 @@ class Tuner:
             progress(f"trial {trial.number}", sum(epochs.values())) as advance,
             progress_disabled(),
         ):
-            model = train_resolved(
-                *(SingleProcess(pick_device(self.device)), config, self.points, None, None),
-                overwrite=False,
-                ignore_memory=False,
-                on_epoch=on_epoch,
-            )
+            world = SingleProcess(pick_device(self.device))
+            model = train_resolved(world, config, self.points, on_epoch=on_epoch)
         assert model is not None
         # the last component except calibration, which is fitted on the held-out points
         component = model.components[:2][-1]

@@ -38,7 +38,7 @@ from elias.experiments.runner import (
     Task,
     dot_plot,
 )
-from elias.inference.predict import ENSEMBLE, drop_filtered, split_inputs
+from elias.inference.predict import ENSEMBLE, split_inputs
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED, REPORTED, measure
 from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER
@@ -171,7 +171,7 @@ class Models:
         """
         config, corpus = self.setting.config, self.setting.corpus
         test = corpus.split("test")
-        predictions = drop_filtered(predictions, test, EVALUATED)
+        predictions = test.drop_filtered(predictions, EVALUATED)
         return measure(config.eval, predictions, test, corpus, REPORTED)
 
     def ms_per_point(self, members: Sequence[Elias], component: str) -> float:

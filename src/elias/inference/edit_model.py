@@ -24,7 +24,7 @@ from elias.model.elias import EliasModel, LinearRows
 from elias.model.graph import edges_above, pruned_graph, relabel_graph, strongest_edges_of
 from elias.model.one_vs_all import OneVsAll
 from elias.rerank.added_labels import AddedLabels, label_vectors
-from elias.rerank.calibration import LabelNames, is_word
+from elias.rerank.calibration import LabelNames
 from elias.rerank.probabilities import PROBABILITIES
 from elias.rerank.sparse_ranker import SparseRanker
 
@@ -39,10 +39,7 @@ PRUNED = "pruned"
 
 
 def add_labels(
-    elias: Elias,
-    table: LabelTable,
-    examples: Sequence[str] = (),
-    example_labels: csr_matrix | None = None,
+    elias: Elias, table: LabelTable, examples: Sequence[str], example_labels: csr_matrix
 ) -> Elias:
     """Return a model with additional labels. See `Elias.add_labels`."""
     if elias.model.encoder.reads_features:
@@ -71,8 +68,6 @@ def add_labels(
             "same name need ids, or other names"
         )
     labels = elias.label_table + table
-    if example_labels is None:
-        example_labels = csr_matrix((len(examples), len(table)), dtype=np.float32)
     ids = np.arange(elias.n_labels, len(labels))
 
     def add(member: Elias) -> Elias:
@@ -93,38 +88,6 @@ def _check_names(names: Sequence[str]) -> None:
             f"the name {empty!r} is empty; give the label a name with at least one character that "
             "is not a space"
         )
-
-
-def labels_beside(
-    elias: Elias,
-    few: NDArray[np.bool_],
-    examples: Sequence[str] = (),
-    example_labels: csr_matrix | None = None,
-    *,
-    seen: NDArray[np.bool_],
-) -> AddedLabels | None:
-    """Return vectors that score the labels with few training points by their texts.
-
-    Labels whose names have no letter are left out. Return None if no label remains.
-
-    Args:
-        elias: A model that was just trained.
-        few: (L,) mask of the labels with no or few training points.
-        examples: Texts that have some of these labels.
-        example_labels: (N, labels in ``few``) labels of each example.
-        seen: (L,) mask of the labels that the model was trained on.
-    """
-    table = elias.label_table
-    chosen = np.flatnonzero(few)
-    named = np.array([is_word(table[label]) for label in chosen.tolist()], dtype=bool)
-    labels = chosen[named]
-    if elias.model.encoder.reads_features or not len(labels):
-        return None
-    if example_labels is not None:
-        example_labels = example_labels[:, named]
-    new = table.take(labels.tolist())
-    parts = label_vectors(elias.model, table, new, examples, example_labels, seen=seen)
-    return AddedLabels(labels, *parts).named(table, elias.model, elias.reranker)
 
 
 def example_texts(
@@ -196,8 +159,7 @@ def example_texts(
 def rename_label(elias: Elias, label: int, name: str) -> Elias:
     """Return a model in which a label has another name. The old name becomes a synonym."""
     _check_names([name])
-    table = elias.label_table
-    rows = list(table.rows())
+    rows: list[Any] = list(elias.label_table.rows())
     old_name, key, synonyms, *rest = rows[label]
     for other, (other_name, other_key, *_) in enumerate(rows):
         has_own_id = key and other_key and key != other_key
@@ -207,7 +169,8 @@ def rename_label(elias: Elias, label: int, name: str) -> Elias:
                 "another name"
             )
     others = tuple(dict.fromkeys(s for s in (*synonyms, old_name) if s != name))
-    labels = _with_row(table, label, (name, key, others, *rest))
+    rows[label] = (name, key, others, *rest)
+    labels = LabelTable.from_rows(rows)
     return _each_member(elias, lambda member: copy_with(member, label_names=labels))
 
 
@@ -230,24 +193,18 @@ def merge_labels(elias: Elias, label: int, into: int) -> Elias:
         raise DataError(
             f"the label {elias.label_names[label]!r} cannot be merged with itself; give two labels"
         )
-    table = elias.label_table
-    rows = list(table.rows())
+    rows: list[Any] = list(elias.label_table.rows())
     name, key, synonyms, *rest = rows[into]
     others = (*synonyms, rows[label][0], *rows[label][2])
     others = tuple(dict.fromkeys(synonym for synonym in others if synonym != name))
     # if only one of the two labels is in the index, the merged label gets its position
     stays, goes = sorted((label, into)) if into >= elias.model.n_labels else (into, label)
-    table = _with_row(table, stays, (name, key, others, *rest))
-    table = table.take([i for i in range(len(table)) if i != goes])
+    rows[stays] = (name, key, others, *rest)
+    del rows[goes]
+    table = LabelTable.from_rows(rows)
     new_ids = np.arange(elias.n_labels) - (np.arange(elias.n_labels) > goes)
     new_ids[goes] = new_ids[stays]
     return _each_member(elias, lambda member: _relabel(member, new_ids, table))
-
-
-def _with_row(table: LabelTable, label: int, row: tuple[Any, ...]) -> LabelTable:
-    rows = list(table.rows())
-    rows[label] = row
-    return LabelTable.from_rows(rows)
 
 
 def _each_member(elias: Elias, edit: Any) -> Elias:

@@ -3,7 +3,7 @@
 An explanation shows the clusters through which each label was found, and the factors of its score.
 It can also show the effect of each word, measured by leaving the word out of the text (occlusion),
 and the exact weights of the text's n-grams in the ranker, which is linear.
-`GraphView` shows the labels of a cluster and the clusters of a label. `LabelSearch` finds labels by
+`labels_of_cluster` and `clusters_of_label` show the graph. `LabelSearch` finds labels by
 name or synonym.
 """
 
@@ -343,7 +343,7 @@ def explain(
 
     @cache
     def describe(cluster: int) -> tuple[str, ...]:
-        edges = GraphView(model).labels(cluster, N_DESCRIBING)
+        edges = labels_of_cluster(model, cluster, N_DESCRIBING)
         return tuple(predictions.name(edge.id) for edge in edges)
 
     added: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
@@ -445,48 +445,33 @@ class Edge(NamedTuple):
     score: float
 
 
-class GraphView:
-    """The labels of each cluster and the clusters of each label, strongest edge first.
+@torch.no_grad()
+def labels_of_cluster(model: EliasModel, cluster: int, count: int | None = None) -> list[Edge]:
+    """Return the labels of a cluster, or only the first ``count``, strongest edge first.
 
-    Equally strong edges are sorted by the similarity of cluster and label, so that the first labels
-    show the topic of a cluster.
+    Equally strong edges are sorted by similarity, the dot product of the cluster classifier and the
+    normalised label classifier, so that the first labels show the topic of the cluster.
     """
+    is_edge = model.graph.edge_labels[cluster] < model.n_labels
+    labels = model.graph.edge_labels[cluster][is_edge]
+    center = model.clusters.weight[cluster].float()
+    similarity = [
+        nn.functional.normalize(model.labels.weight[some].float(), dim=1) @ center
+        for some in torch.split(labels, _MAX_ROWS)
+    ]
+    logs = model.graph.unsaturated_log()[cluster][is_edge]
+    return _sorted(labels, logs, torch.cat(similarity), count)
 
-    def __init__(self, model: EliasModel) -> None:
-        self._model = model
 
-    @property
-    def n_clusters(self) -> int:
-        """Return the number of clusters."""
-        return self._model.graph.n_clusters
-
-    @torch.no_grad()
-    def labels(self, cluster: int, count: int | None = None) -> list[Edge]:
-        """Return the labels of a cluster, or only the first ``count``.
-
-        Similarity is the dot product of the cluster classifier and the normalised label classifier.
-        """
-        model = self._model
-        is_edge = model.graph.edge_labels[cluster] < model.n_labels
-        labels = model.graph.edge_labels[cluster][is_edge]
-        center = model.clusters.weight[cluster].float()
-        similarity = [
-            nn.functional.normalize(model.labels.weight[some].float(), dim=1) @ center
-            for some in torch.split(labels, _MAX_ROWS)
-        ]
-        logs = model.graph.unsaturated_log()[cluster][is_edge]
-        return _sorted(labels, logs, torch.cat(similarity), count)
-
-    @torch.no_grad()
-    def clusters(self, label: int) -> list[Edge]:
-        """Return the clusters of a label. A label outside the graph has none."""
-        model = self._model
-        if label >= model.n_labels:
-            return []
-        clusters, slots = (model.graph.edge_labels == label).nonzero(as_tuple=True)
-        direction = nn.functional.normalize(model.labels.weight[label].float(), dim=0)
-        similarity = model.clusters.weight[clusters].float() @ direction
-        return _sorted(clusters, model.graph.unsaturated_log()[clusters, slots], similarity)
+@torch.no_grad()
+def clusters_of_label(model: EliasModel, label: int) -> list[Edge]:
+    """Return the clusters of a label, strongest edge first. A label outside the graph has none."""
+    if label >= model.n_labels:
+        return []
+    clusters, slots = (model.graph.edge_labels == label).nonzero(as_tuple=True)
+    direction = nn.functional.normalize(model.labels.weight[label].float(), dim=0)
+    similarity = model.clusters.weight[clusters].float() @ direction
+    return _sorted(clusters, model.graph.unsaturated_log()[clusters, slots], similarity)
 
 
 def _sorted(ids: Tensor, logs: Tensor, similarity: Tensor, count: int | None = None) -> list[Edge]:

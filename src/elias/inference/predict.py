@@ -161,12 +161,17 @@ def predict_member(
     The candidates of its search, with φ(x) if it was needed, are added to ``searched``.
     """
     tokens = tokenize(inputs, member.model.encoder) if tokens_of is None else tokens_of(member)
-    candidates = search_member(member, tokens, components, options)
+    index, rerank = member.config.index, member.config.rerank
+    reranks = not set(components) <= {member.components[0]}
+    top_k = max(options.top_k, rerank.candidates) if reranks else options.top_k
+    by_ranker = reranks and rerank.embedding == "encoder"
+    embed = options.embed or by_ranker or member.added is not None
+    candidates = search(member.model, tokens, index, replace(options, top_k=top_k, embed=embed))
+    if embed:
+        candidates = add_embedding(candidates, member.model.encoder, tokens)
     if searched is not None:
         searched[member.model] = candidates
-    for_ranker = candidates
-    if member.first_encoder is not None and not set(components) <= {member.components[0]}:
-        for_ranker = ranker_candidates(member, candidates, tokens)
+    for_ranker = ranker_candidates(member, candidates, tokens) if reranks else candidates
     ranked = rank_candidates(
         member, for_ranker, inputs, components, options.top_k, blocked=options.blocked
     )
@@ -199,19 +204,6 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
             "this model was trained on feature vectors; pass a CSR matrix instead of texts"
         )
     return encoder.tokenize(inputs)
-
-
-def search_member(
-    member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
-) -> Candidates:
-    """Return the candidates of one member, with embeddings φ(x) if they are needed later."""
-    index, rerank = member.config.index, member.config.rerank
-    reranks = not set(components) <= {member.components[0]}
-    top_k = max(options.top_k, rerank.candidates) if reranks else options.top_k
-    by_ranker = reranks and rerank.embedding == "encoder"
-    embed = options.embed or by_ranker or member.added is not None
-    candidates = search(member.model, tokens, index, replace(options, top_k=top_k, embed=embed))
-    return add_embedding(candidates, member.model.encoder, tokens) if embed else candidates
 
 
 def search(
@@ -406,23 +398,3 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     return cached(
         encoder.fingerprint, inputs, encoder.tokenize, featurizer, n_ids=encoder.n_features
     )
-
-
-def filtered_labels(split: Split | None) -> csr_matrix | None:
-    """Return the labels that the filters of a split exclude for each point (N, L), or None."""
-    if split is None or split.filters is None:
-        return None
-    ones = np.ones(len(split.filters), dtype=np.int8)
-    return csr_matrix((ones, tuple(split.filters.T)), shape=split.labels.shape)
-
-
-def max_filtered(split: Split) -> int:
-    """Return the maximum number of labels that the filters of a split exclude for a point."""
-    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
-
-
-def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Remove the pairs that a split's filters exclude, and return the best ``top_k`` labels."""
-    if split.filters is not None and len(split.filters):
-        predictions = predictions.drop(split.filters)
-    return predictions.top(top_k)

@@ -27,8 +27,6 @@ from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
     cached_tokens,
-    drop_filtered,
-    max_filtered,
     predict,
     split_inputs,
 )
@@ -364,10 +362,15 @@ class Elias:
             )
         return first
 
+    def _probabilities_of(self, component: str | None) -> Probabilities | None:
+        """Return the probabilities of a component, which only the last one has."""
+        is_last = self.check_component(component) == self.components[-1]
+        return self.probabilities if is_last else None
+
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:
         """Return whether each text gets at least its best label. See `Probabilities.keeps_best`."""
-        is_last = self.check_component(component) == self.components[-1]
-        return is_last and self.probabilities is not None and self.probabilities.keeps_best(target)
+        learned = self._probabilities_of(component)
+        return learned is not None and learned.keeps_best(target)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
         """Return the threshold for a target. See `Probabilities.threshold`.
@@ -376,9 +379,8 @@ class Elias:
             ConfigError: If the target is invalid, or the component has no probabilities.
         """
         parse_target(target)
-        is_last = self.check_component(component) == self.components[-1]
-        if is_last and self.probabilities is not None:
-            return self.probabilities.threshold(target)
+        if (learned := self._probabilities_of(component)) is not None:
+            return learned.threshold(target)
         try:
             return float(target)
         except ValueError:
@@ -391,9 +393,8 @@ class Elias:
         self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
     ) -> Predictions:
         """Keep only the labels above a threshold, as `predict` with ``threshold`` does."""
-        is_last = self.check_component(component) == self.components[-1]
-        if is_last and self.probabilities is not None:
-            return self.probabilities.assign(predictions, threshold)
+        if (learned := self._probabilities_of(component)) is not None:
+            return learned.assign(predictions, threshold)
         return predictions.threshold(self.threshold(threshold, component))
 
     @overload
@@ -480,10 +481,10 @@ class Elias:
             return cached_tokens(split, member.model.encoder)
 
         components = self.components if components is None else components
-        options = SearchOptions(top_k + max_filtered(split))
+        options = SearchOptions(top_k + split.max_filtered)
         inputs = split_inputs(split, self.model.encoder)
         predictions = predict(self, inputs, components, options, tokens_of)
-        return {name: drop_filtered(predictions[name], split, top_k) for name in components}
+        return {name: split.drop_filtered(predictions[name], top_k) for name in components}
 
     def evaluate(
         self,

@@ -31,7 +31,7 @@ from elias.kernels import cpu, plain
 from elias.kernels.adamw_state import AdamWRates
 from elias.kernels.adamw_state import IndexGradients as IndexGradients
 from elias.kernels.cpu import adamw_rows as adamw_rows
-from elias.kernels.cpu import rank_beams as rank_beams
+from elias.kernels.cpu import rank_rows as rank_rows
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ def log_probabilities(
     """Return the log probability of each label, log p = log σ(logit) + log ŷ.
 
     ``log_scores`` is log ŷ, the score of the label's best path. On a CPU, the results are
-    bit-identical to the scores of `rank_beams`.
+    bit-identical to the scores of `rank_rows`.
     """
     return _kernels(logits).log_probabilities(logits, log_scores)
 

@@ -42,11 +42,9 @@ def every_label_loss(
     weight: Float[Tensor, "L D"],
     bias: Float[Tensor, " L"],
     positives: Int[Tensor, "B Y"],
-    *,
     scale: float,
     update: LabelUpdate | None = None,
     sample: Int[Tensor, " S"] | None = None,
-    chunk_size: int | None = None,
 ) -> Float[Tensor, ""]:
     """Return the scaled binary cross-entropy over all points and all labels.
 
@@ -61,8 +59,7 @@ def every_label_loss(
     If ``sample`` is given, only these labels are scored, and others have no loss. They must be
     ascending and include all positives.
     """
-    options = (positives, scale, update, sample, chunk_size)
-    return _EveryLabelLoss.apply(embedding, weight, bias, *options)
+    return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, sample)
 
 
 def with_positives(drawn: Bool[Tensor, " L"], positives: Int[Tensor, "B Y"]) -> Int[Tensor, " S"]:
@@ -82,8 +79,6 @@ def every_label_top(
     bias: Float[Tensor, " L"],
     top_k: int,
     blocked: Bool[Tensor, " L"] | None = None,
-    *,
-    chunk_size: int | None = None,
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k labels with the highest logits, and these logits, in descending order.
 
@@ -91,7 +86,7 @@ def every_label_top(
     come last. If there are fewer than k labels, all are returned.
     """
     best = torch.empty((len(embedding), 0), dtype=torch.int64, device=embedding.device)
-    for labels in _chunks(embedding, len(weight), chunk_size):
+    for labels in _chunks(embedding, len(weight)):
         chunk = slice(labels.start, labels.stop)
         logits = torch.addmm(bias[chunk], embedding, weight[chunk].float().T)
         ids = torch.arange(labels.start, labels.stop, device=best.device)
@@ -128,7 +123,6 @@ class _EveryLabelLoss(torch.autograd.Function):
         scale: float,
         update: LabelUpdate | None,
         sample: Tensor | None,
-        chunk_size: int | None,
     ) -> Tensor:
         dense = (None, None) if update else (torch.zeros_like(weight), torch.zeros_like(bias))
         if sample is not None:
@@ -157,7 +151,7 @@ class _EveryLabelLoss(torch.autograd.Function):
 
         most = _CHUNK_NUMBERS if embedding.is_cuda else _CACHED_NUMBERS
         n_labels = len(weight if sample is None else sample)
-        chunks = _chunks(embedding, n_labels, chunk_size, most)
+        chunks = _chunks(embedding, n_labels, most)
         # stochastic rounding of compact weights draws random numbers, so the order matters
         in_order = embedding.is_cuda or weight.dtype != torch.float32
         parts: Iterator[tuple[Tensor, Tensor]] = map(work, chunks)
@@ -174,15 +168,9 @@ class _EveryLabelLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         parts = (None if part is None else grads[0] * part for part in ctx.saved_tensors)
-        return (*parts, None, None, None, None, None)
+        return (*parts, None, None, None, None)
 
 
-def _chunks(
-    embedding: Tensor, n_labels: int, size: int | None, most: int = _CHUNK_NUMBERS
-) -> list[range]:
-    """Return the labels of each chunk.
-
-    A chunk has ``size`` labels. If ``size`` is None, it is chosen so that neither the logits nor
-    the weights of a chunk exceed ``most`` numbers.
-    """
-    return split_range(n_labels, size or max(1, most // max(embedding.shape)))
+def _chunks(embedding: Tensor, n_labels: int, most: int = _CHUNK_NUMBERS) -> list[range]:
+    """Return the labels of each chunk: neither its logits nor its weights exceed ``most``."""
+    return split_range(n_labels, max(1, most // max(embedding.shape)))

@@ -186,15 +186,7 @@ def rank_few(
         cpu.embed_bags(ids, tokens.offsets, weights, encoder.arrays(), encoder.norm.eps, embedding)
         clusters = model.clusters.weight.numpy(), model.clusters.bias.numpy()
         cpu.find_beams(embedding, *clusters, math.log(model.alpha), beam, beam_log)
-        labels, scores = cpu.rank_rows(
-            (embedding, beam, beam_log),
-            model.graph.ordered_edges(),
-            model.labels.weight.numpy(),
-            model.labels.bias.numpy(),
-            None if blocked is None else blocked.numpy(),
-            shortlist_size=sizes.shortlist_size,
-            top_k=top_k,
-        )
+        labels, scores = model.rank_arrays((embedding, beam, beam_log), sizes, top_k, blocked)
     scores[labels >= n_labels] = PADDING_SCORE
     return Candidates(labels, scores, embedding)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elias.kernels import (
@@ -15,7 +17,7 @@ from elias.kernels import (
     label_logits,
     log_probabilities,
     path_log,
-    rank_beams,
+    rank_rows,
 )
 from elias.kernels.one_vs_all_loss import (
     LabelUpdate,
@@ -89,15 +91,7 @@ class LinearRows(nn.Module):
         If ``drawn`` is given, it is the loss over these rows and the positives.
         """
         sample = None if drawn is None else with_positives(drawn, positives)
-        return every_label_loss(
-            embedding,
-            self.weight,
-            self.bias,
-            positives,
-            scale=scale,
-            update=update,
-            sample=sample,
-        )
+        return every_label_loss(embedding, self.weight, self.bias, positives, scale, update, sample)
 
     def all_rows_top(
         self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
@@ -269,17 +263,10 @@ class EliasModel(nn.Module):
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
         if self.labels.whole and not embedding.is_cuda:
-            return rank_beams(
-                embedding,
-                beam,
-                cluster_log.gather(1, beam),
-                self.graph.ordered_edges(),
-                self.labels.weight,
-                self.labels.bias,
-                blocked,
-                shortlist_size=sizes.shortlist_size,
-                top_k=top_k,
-            )
+            tensors = embedding.contiguous(), beam, cluster_log.gather(1, beam)
+            points = tuple(tensor.numpy() for tensor in tensors)
+            best, p = self.rank_arrays(points, sizes, top_k, blocked)
+            return torch.from_numpy(best), torch.from_numpy(p)
         labels, log_scores, *_ = self.search(
             cluster_log, beam, sizes.shortlist_size, blocked=blocked
         )
@@ -287,6 +274,13 @@ class EliasModel(nn.Module):
         log_p = log_probabilities(logits.float(), log_scores)
         log_p = log_p.masked_fill(labels >= self.n_labels, -math.inf)
         return best_labels(labels, log_p, top_k, self.n_labels)
+
+    def rank_arrays(
+        self, points: Any, sizes: SearchSizes, top_k: int, blocked: Bool[Tensor, " L"] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the result of `rank` on a CPU, given the arrays of φ, the beam and its scores."""
+        edges, weight, bias = self.graph.ordered_edges(), self.labels.weight, self.labels.bias
+        return rank_rows(points, edges, weight, bias, blocked, sizes.shortlist_size, top_k)
 
 
 def best_labels(

@@ -478,10 +478,10 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     for attribute, flag, n_inputs in _CALIBRATIONS:
         if entry[flag]:
             parts = {name: arrays[f"{attribute}.{name}"] for name in trees.TREE_DTYPES}
-            try:
-                calibrations[attribute] = trees.Calibration.from_arrays(parts, n_inputs)
-            except ModelError as error:
-                raise damaged_file(path, str(error)) from error
+            calibration = trees.Calibration.from_arrays(parts, n_inputs)
+            if calibration is None:
+                raise damaged_file(path, f"the arrays of {attribute} are not valid decision trees")
+            calibrations[attribute] = calibration
     return Reranker(
         features=RankerFeatures(n_features, featurizer),
         ranker=ranker,

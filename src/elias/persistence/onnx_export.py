@@ -155,12 +155,11 @@ class _Graph(nn.Module):
         super().__init__()
         self.with_added = added is not None
         if added is not None:
-            self.register_buffer("added", torch.from_numpy(added.vectors))
-            self.register_buffer("added_labels", torch.from_numpy(added.labels))
-            self.register_buffer("background", torch.from_numpy(added.background))
             bias, weight = added.bias_and_weight(*DENSE_RULE)
-            self.register_buffer("bias", torch.from_numpy(bias + added.offset))
-            self.register_buffer("weight", torch.from_numpy(weight))
+            arrays = {"added": added.vectors, "added_labels": added.labels}
+            arrays |= {"background": added.background, "weight": weight}
+            for name, array in (arrays | {"bias": bias + added.offset}).items():
+                self.register_buffer(name, torch.from_numpy(array))
         self.model, self.n_labels, self.top_k = model, n_labels, top_k
         self.beam_size = min(sizes.beam_size, model.graph.n_clusters)
         self.shortlist_size = min(sizes.shortlist_size, model.n_labels)

@@ -25,6 +25,7 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from scipy.special import expit
 
 from elias.kernels.device import limit_threads
 from elias.labels import LabelTable
@@ -63,8 +64,8 @@ def label_vectors(
     model: EliasModel,
     labels: LabelTable,
     new: LabelTable,
-    examples: Sequence[str] = (),
-    example_labels: csr_matrix | None = None,
+    examples: Sequence[str],
+    example_labels: csr_matrix,
     *,
     seen: NDArray[np.bool_] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
@@ -98,7 +99,7 @@ def label_vectors(
         nearest = similarity.topk(count, dim=1).indices.numpy()
         vectors[rows] += NEIGHBOUR_WEIGHT * unit_embedding(classifiers[nearest].mean(axis=1))
     counts = np.zeros(len(new), dtype=np.int64)
-    if example_labels is not None and len(examples):
+    if len(examples):
         counts += np.bincount(example_labels.indices, minlength=len(new))
         weights = (EXAMPLE_WEIGHT * counts[:, None]).astype(np.float32)
         vectors += weights * unit_embedding(example_labels.T @ embed(examples))
@@ -250,7 +251,7 @@ class AddedLabels:
             embedding: (n, D) embeddings φ(x) of the texts.
             texts: The texts, or None to use only the similarity.
         """
-        return _sigmoid(self.log_odds(embedding, texts))
+        return np.asarray(expit(self.log_odds(embedding, texts)))
 
     def log_odds(
         self, embedding: NDArray[np.float32], texts: Sequence[str] | None
@@ -306,7 +307,7 @@ def offset_for_mean(log_odds: NDArray[np.float32], mean: float) -> float:
     low, high = -_MAX_OFFSET, _MAX_OFFSET
     for _ in range(20):
         offset = (low + high) / 2
-        low, high = (low, offset) if _sigmoid(log_odds + offset).mean() > mean else (offset, high)
+        low, high = (low, offset) if expit(log_odds + offset).mean() > mean else (offset, high)
     return low
 
 
@@ -339,7 +340,3 @@ def _known_idf(featurizer: Featurizer, reference: Featurizer) -> NDArray[np.floa
     idf = [of_word.get(word, highest) for word in featurizer.words]
     idf += [of_ngram.get(ngram, highest) for ngram in featurizer.ngrams]
     return np.array(idf, dtype=np.float32)
-
-
-def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.clustering import sort_halves
-from elias.errors import ModelError
 from elias.kernels.threads import split_range, thread_map, thread_map_progress
 from elias.rerank.sparse_ranker import (
     Array,
@@ -206,12 +205,7 @@ class Calibration:
         extra: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
         """Return the calibrated score T of each pair. The arguments are as in `fit`."""
-        if N_TREE_FEATURES + len(extra) != self.n_features:
-            n_features = N_TREE_FEATURES + len(extra)
-            raise ValueError(
-                f"expected {self.n_features} features, not {n_features}; pass the same extra "
-                "features as to fit"
-            )
+        assert N_TREE_FEATURES + len(extra) == self.n_features, "pass the extra features of fit"
         p = np.ravel(scores).astype(np.float32, copy=False)
         q = np.ravel(relevances).astype(np.float32, copy=False)
         others = np.array([np.ravel(values) for values in (frequencies, *extra)], dtype=np.float32)
@@ -234,15 +228,11 @@ class Calibration:
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], n_features: int = N_TREE_FEATURES
-    ) -> Calibration:
-        """Build the trees from the arrays that `to_arrays` returned.
-
-        Raises:
-            ModelError: If the arrays do not describe valid trees.
-        """
+    ) -> Calibration | None:
+        """Build the trees from the arrays of `to_arrays`. Return None if they are not valid."""
         trees = cls(**arrays, n_features=n_features)
         if len({array.shape for array in arrays.values()}) > 1:
-            raise ModelError("the calibration arrays differ in length")
+            return None
         n_nodes = len(trees.feature)
         inner = np.flatnonzero(trees.feature != LEAF)
         children = np.concatenate([trees.left[inner], trees.right[inner]])
@@ -255,9 +245,7 @@ class Calibration:
             and bool(((children > parents) & (children < n_nodes)).all())
             and bool(((trees.value >= 0) & (trees.value <= 1)).all())
         )
-        if not valid:
-            raise ModelError("the calibration arrays are not valid decision trees")
-        return trees
+        return trees if valid else None
 
 
 def _features(

@@ -382,7 +382,8 @@ class Reranker:
             for name, scores in self.scores(best, features, components)[0].items():
                 n_ranked = (best if name == NAMES else head).ids.shape[1]
                 if name == NAMES and tail.size:  # proposed labels are already ranked; do not repeat
-                    tail = np.where(_is_among(tail, proposed, n_labels), n_labels, tail)
+                    row = np.arange(len(tail))[:, None] * (n_labels + 1)
+                    tail = np.where(np.isin(row + tail, row + proposed), n_labels, tail)
                 ids = np.concatenate([best.ids[:, :n_ranked], tail], axis=1)
                 # p breaks ties, and labels that are not reranked come last
                 ranked = (scores + _TIE_BREAK * (1 + best.scores))[:, :n_ranked]
@@ -438,14 +439,6 @@ class Reranker:
         ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T uses names.
         """
         return self.scores(candidates, self.features.rows(inputs), self.components[-1:])[1]
-
-
-def _is_among(
-    ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]], n_labels: int
-) -> NDArray[np.bool_]:
-    """Return a mask of the ids that also occur in the same row of ``others``."""
-    first = np.arange(len(ids))[:, None] * (n_labels + 1)
-    return np.asarray(np.isin(first + ids, first + others))
 
 
 def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:

@@ -251,19 +251,9 @@ class SparseRanker:
         n_labels, n_dense = self.dense_weights.shape
         dense = None if embedding is None or n_dense == 0 else unit_embedding(embedding)
         rows, n_features = as_rows(features, dense), self.weights.shape[0]
-        for name, width, trained in (
-            (
-                "features",
-                n_features if isinstance(features, tuple) else features.shape[1],
-                n_features,
-            ),
-            ("embedding", rows[3].shape[1], n_dense),
-        ):
-            if width != trained:
-                raise DataError(
-                    f"{name}: {width} columns, but the ranker expects {trained}; pass the {name} "
-                    "that it was trained on"
-                )
+        n_columns = n_features if isinstance(features, tuple) else features.shape[1]
+        widths = (n_columns, rows[3].shape[1])
+        assert widths == (n_features, n_dense), f"features and embedding are {widths} wide"
         margins = np.empty(candidates.shape, dtype=np.float32)
         arrays = (*self._arrays, self.biases, candidates, margins)
         run_on_points(_score_points, (n_labels, np.int32), "Ranking candidates", rows, *arrays)

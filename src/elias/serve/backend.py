@@ -18,7 +18,7 @@ import numpy as np
 
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
-from elias.inference.explain import Explanation, GraphView, LabelSearch, ranker_terms, word_effects
+from elias.inference.explain import Explanation, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
 from elias.labels import LabelTable
 from elias.serve.prometheus import ServerMetrics
@@ -61,27 +61,14 @@ class ServedModel:
     def __init__(self, model: Elias, examples: Sequence[str] = ()) -> None:
         self.model = model
         self.members = model.members
-        self.graphs = [GraphView(member.model) for member in self.members]
         self.search = LabelSearch(model.label_table)
         self.loaded_at = time.time()
         self.batch_overhead = 0.0
         """Constant part of the duration of a batch, in seconds."""
-        self.examples = list(examples) or self._frequent_labels()
-
-    def _frequent_labels(self) -> list[str]:
-        """Return names of the most frequent labels, or the first names if no counts are known."""
-        reranker = self.model.reranker
-        if reranker is None:
-            return list(map(str, self.model.label_names[:_N_EXAMPLES]))
-        return list(map(self.name, np.argsort(-reranker.frequencies, kind="stable")[:_N_EXAMPLES]))
-
-    def name(self, label: int) -> str:
-        """Return the name of a label."""
-        return str(self.model.label_names[label])
-
-    def uri(self, label: int) -> str | None:
-        """Return the id or URI of a label in its vocabulary, if known."""
-        return self.model.label_table.id(label)
+        frequent = np.arange(model.n_labels)
+        if model.reranker is not None:
+            frequent = np.argsort(-model.reranker.frequencies, kind="stable")
+        self.examples = list(examples) or [model.label_names[i] for i in frequent[:_N_EXAMPLES]]
 
     def compute(self, jobs: Sequence[Job]) -> list[Result]:
         """Return the result of each job. All jobs must be of the same kind."""

@@ -10,8 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter
 
 import elias
-from elias.inference.explain import GraphView
+from elias.inference.explain import clusters_of_label, labels_of_cluster
 from elias.inference.predictor import TOP_K
+from elias.model.elias import EliasModel
 from elias.serve import schemas
 from elias.serve.backend import Backend, Job, Result, ServedModel
 from elias.serve.middleware import LOG_FIELDS
@@ -157,7 +158,7 @@ def _state_routes(backend: Backend) -> APIRouter:
             loaded_at=served.loaded_at,
             n_labels=model.n_labels,
             n_clusters=model.model.graph.n_clusters,
-            n_members=len(served.graphs),
+            n_members=len(served.members),
             encoder=model.config.encoder.kind,
             components=list(model.components),
             metrics={name: value for name, value in metrics.items() if value is not None},
@@ -203,14 +204,14 @@ def _index_routes(backend: Backend) -> APIRouter:
     ) -> schemas.LabelPage:
         """Return a label and its clusters."""
         served = backend.served
-        graph = _graph(served, member)
+        model = _member(served, member)
         _check_id("label", label_id, served.model.n_labels)
-        edges = graph.clusters(label_id)
+        edges, table = clusters_of_label(model, label_id), served.model.label_table
         clusters = []
         for cluster, score in edges[start : start + limit]:
-            names = [served.name(i) for i, _ in graph.labels(cluster, N_DESCRIBING)]
+            names = [table[i] for i, _ in labels_of_cluster(model, cluster, N_DESCRIBING)]
             clusters.append(schemas.ClusterEdge(id=cluster, labels=names, edge_score=score))
-        synonyms, description = served.model.label_table.about(label_id)
+        synonyms, description = table.about(label_id)
         return schemas.LabelPage(
             **_hit(served, label_id),
             synonyms=list(synonyms),
@@ -226,11 +227,11 @@ def _index_routes(backend: Backend) -> APIRouter:
     ) -> schemas.ClusterPage:
         """Return a cluster and its labels."""
         served = backend.served
-        graph = _graph(served, member)
-        _check_id("cluster", cluster_id, graph.n_clusters)
-        edges = graph.labels(cluster_id)
+        model = _member(served, member)
+        _check_id("cluster", cluster_id, model.graph.n_clusters)
+        edges, table = labels_of_cluster(model, cluster_id), served.model.label_table
         labels = [
-            schemas.LabelEdge(id=i, label=served.name(i), uri=served.uri(i), edge_score=score)
+            schemas.LabelEdge(id=i, label=table[i], uri=table.id(i), edge_score=score)
             for i, score in edges[start : start + limit]
         ]
         return schemas.ClusterPage(id=cluster_id, member=member, n_labels=len(edges), labels=labels)
@@ -246,9 +247,9 @@ def _check_query(request: Request) -> None:
             raise RequestError(422, f"unknown parameter {schemas.suggest_name(name, known)}")
 
 
-def _graph(served: ServedModel, member: int) -> GraphView:
-    _check_id("member", member, len(served.graphs))
-    return served.graphs[member]
+def _member(served: ServedModel, member: int) -> EliasModel:
+    _check_id("member", member, len(served.members))
+    return served.members[member].model
 
 
 def _check_id(what: str, number: int, count: int) -> None:
@@ -262,7 +263,7 @@ def _hit(served: ServedModel, label: int) -> dict[str, Any]:
     """Return the fields of `schemas.LabelHit` for a label."""
     return {
         "id": label,
-        "label": served.name(label),
-        "uri": served.uri(label),
+        "label": served.model.label_names[label],
+        "uri": served.model.label_table.id(label),
         "frequency": served.model.label_frequency(label),
     }

@@ -166,14 +166,21 @@ def cached(
     if tokens is not None:
         logger.info("tokens of %d texts read from the cache", len(texts))
         return tokens
-    if not isinstance(texts, DiskTexts):
+    chunks: Iterable[Tokens]
+    if isinstance(texts, DiskTexts):
+        ranges = [slice(start, start + _CHUNK) for start in range(0, len(texts), _CHUNK)]
+        n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
+        chunks = (tokenize(texts[rows]) for rows in ranges)
+        if featurizer is not None and n_workers > 1:
+            chunks = _run_workers(texts, featurizer, ranges, n_workers)
+    else:
         tokens = tokenize(texts)
+        chunks = [tokens]
     try:
         with new_cache_entry(folder, _CACHE_LIMIT) as staging:
-            if tokens is not None:
-                _store([tokens], staging)
-            elif isinstance(texts, DiskTexts):
-                _tokenize_on_disk(texts, staging, tokenize, featurizer)
+            title = "Storing tokens" if tokens is not None else "Tokenizing"
+            with progress(title, len(texts)) as advance, progress_disabled():
+                _store(chunks, staging, advance)
             write_manifest(staging, _FORMAT)
     except DataError as error:
         if tokens is None:
@@ -194,42 +201,25 @@ def _load(folder: Path, n_texts: int, n_ids: int | None) -> Tokens | None:
     try:
         if problem := find_damage(folder, _FORMAT, trust_times=True):
             raise ValueError(problem)
-        tokens = _read(folder)
-        _check(tokens, n_texts, n_ids)
+        offsets, truncated = (np.load(folder / name) for name in ("offsets.npy", "truncated.npy"))
+        mapped = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "weights.npy"))
+        ids, weights = mapped
+        if len(offsets) != n_texts + 1 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            raise ValueError(f"the offsets do not belong to {n_texts} texts")
+        if len(ids) != offsets[-1] or len(weights) not in (0, len(ids)):
+            raise ValueError("the files are inconsistent")
+        lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
+        if n_ids is not None and len(ids) and (lowest < 0 or highest >= n_ids):
+            raise ValueError(f"token ids range from {lowest} to {highest}, not 0 to {n_ids - 1}")
     except (OSError, ValueError, EOFError, IndexError) as error:
         logger.warning("%s: the cached tokens are damaged (%s); tokenizing again", folder, error)
         return None
     mark_in_use(folder)
-    return tokens
-
-
-def _check(tokens: Tokens, n_texts: int, n_ids: int | None) -> None:
-    """Raise a `ValueError` if cached tokens cannot be the tokens of ``n_texts`` texts."""
-    if len(tokens) != n_texts or tokens.offsets[0] != 0 or (tokens.lengths < 0).any():
-        raise ValueError(f"the offsets do not belong to {n_texts} texts")
-    if len(tokens.ids) and n_ids is not None:
-        lowest, highest = int(tokens.ids.min()), int(tokens.ids.max())
-        if lowest < 0 or highest >= n_ids:
-            raise ValueError(f"token ids range from {lowest} to {highest}, not 0 to {n_ids - 1}")
-
-
-def _read(folder: Path) -> Tokens:
-    """Memory-map the tokens that `_store` wrote.
-
-    Raises:
-        ValueError: If the files are inconsistent.
-    """
-    offsets, truncated = (np.load(folder / name) for name in ("offsets.npy", "truncated.npy"))
-    ids, weights = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "weights.npy"))
-    if len(ids) != offsets[-1] or len(weights) not in (0, len(ids)):
-        raise ValueError("the files are inconsistent")
     has_weights = len(weights) == len(ids)
     return Tokens(offsets, ids, weights if has_weights else None, n_truncated=int(truncated))
 
 
-def _store(
-    chunks: Iterable[Tokens], folder: Path, advance: Callable[[int], None] = lambda _: None
-) -> None:
+def _store(chunks: Iterable[Tokens], folder: Path, advance: Callable[[int], None]) -> None:
     """Write the tokens of consecutive texts into an empty folder, and report the progress."""
     lengths, n_truncated = [np.zeros(1, np.int64)], 0
     with (
@@ -245,22 +235,6 @@ def _store(
             advance(len(tokens))
     np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
     np.save(folder / "truncated.npy", np.int64(n_truncated))
-
-
-def _tokenize_on_disk(
-    texts: DiskTexts,
-    folder: Path,
-    tokenize: Callable[[Sequence[str]], Tokens],
-    featurizer: Featurizer | None,
-) -> None:
-    """Tokenize texts on disk into a folder. If ``featurizer`` is given, use several processes."""
-    ranges = [slice(start, start + _CHUNK) for start in range(0, len(texts), _CHUNK)]
-    n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
-    with progress("Tokenizing", len(texts)) as advance, progress_disabled():
-        chunks: Iterable[Tokens] = (tokenize(texts[rows]) for rows in ranges)
-        if featurizer is not None and n_workers > 1:
-            chunks = _run_workers(texts, featurizer, ranges, n_workers)
-        _store(chunks, folder, advance)
 
 
 def _n_cores() -> int:

@@ -255,16 +255,6 @@ class Featurizer:
             word_ngrams=word_ngrams,
         )
 
-    @classmethod
-    def fit_transform(cls, texts: Sequence[str], **options: Any) -> tuple[Featurizer, csr_matrix]:
-        """Fit on texts, and return the featurizer and the features of the texts.
-
-        The texts are split into words only once. The options are the keyword arguments of `fit`.
-        """
-        split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
-        featurizer = cls.fit(split, **options)
-        return featurizer, featurizer.transform(split)
-
     def transform(self, texts: Sequence[str], *, unit: bool = False) -> csr_matrix:
         """Return the features (N, words + n-grams) in float32. Unknown words are ignored.
 
@@ -515,3 +505,18 @@ def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
             f"features: point {first_row + row + 1}, column {values.indices[worst]} holds "
             f"{values.data[worst]:g}; give finite values below 1e18"
         )
+
+
+def bag_of_words(
+    texts: Sequence[str] | None, features: csr_matrix | None
+) -> tuple[csr_matrix, Featurizer | None]:
+    """Return features scaled to length 1, or the tf-idf of words if there are none (Eq. 14).
+
+    Also return the featurizer that counted the words.
+    """
+    if features is not None:
+        return unit_rows(features), None
+    assert texts is not None
+    split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)  # split only once
+    featurizer = Featurizer.fit(split, char_ngrams=(0, 0), min_count=1)
+    return featurizer.transform(split), featurizer

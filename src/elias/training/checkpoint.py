@@ -20,12 +20,15 @@ import math
 import secrets
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from elias.data.atomic import (
     find_damage,
@@ -44,12 +47,8 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER, all_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from elias.config import CheckpointConfig
     from elias.data.corpus import Corpus
@@ -78,15 +77,6 @@ class Checkpoint(NamedTuple):
     """JSON-serialisable values."""
     tensors: dict[str, Tensor]
     """Tensors by name, on the CPU."""
-
-
-class Attempt(NamedTuple):
-    """Identity of one attempt to write a checkpoint. It must be the same in all processes."""
-
-    number: int
-    """Number of the checkpoint, which is also the name of its folder."""
-    token: str
-    """Random string, which differs between attempts to write a checkpoint with the same number."""
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -238,12 +228,13 @@ class Checkpoints:
         elapsed, seconds = time.monotonic() - self._saved_at, 60 * self.config.minutes
         return self.enabled and self._writing.done() and seconds <= elapsed
 
-    def next_attempt(self) -> Attempt:
-        """Return an attempt with the next free checkpoint number and a new random token."""
+    def next_attempt(self) -> str:
+        """Return the next free checkpoint number, and a random token for this attempt to write."""
         paths = self._paths()
-        return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
+        number = int(paths[-1].name) + 1 if paths else 1
+        return f"{number:08d}.{secrets.token_hex(4)}"
 
-    def save(self, checkpoint: Checkpoint, attempt: Attempt) -> None:
+    def save(self, checkpoint: Checkpoint, attempt: str) -> None:
         """Write a checkpoint in a background thread.
 
         The caller must not change the tensors afterwards. If the previous checkpoint is still
@@ -345,10 +336,10 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("[0-9]*") if path.is_dir())
 
-    def _write(self, checkpoint: Checkpoint, attempt: Attempt) -> bool:
+    def _write(self, checkpoint: Checkpoint, attempt: str) -> bool:
         """Write this process's part of a checkpoint, and return whether that succeeded."""
-        path = self.folder / f"{attempt.number:08d}"
-        shards = self.folder / f".{path.name}.{attempt.token}{_SHARDS}"
+        path = self.folder / attempt.partition(".")[0]
+        shards = self.folder / f".{attempt}{_SHARDS}"
         try:
             return self._write_parts(checkpoint, path, shards)
         except (OSError, SafetensorError, DataError) as error:

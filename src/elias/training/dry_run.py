@@ -37,13 +37,12 @@ from elias.training.contrastive import (
     paired_labels,
 )
 from elias.training.initialization import build_model, initial_encoder
-from elias.training.label_texts import enough_covered, labels_with_words
+from elias.training.label_texts import enough_covered, labels_with_words, text_points
 from elias.training.memory import (
     MemoryCheck,
     MemoryEstimate,
     Sizes,
     estimate_memory,
-    resident_bytes,
 )
 from elias.training.optimizer import Optimizer
 from elias.training.stage import Points, StageLoop, torch_on_one_thread
@@ -113,17 +112,12 @@ def estimate_run(
     with progress_disabled():
         label_tokens = tokenize(label_texts[:_MIN_TEXTS], encoder) if n_label_points else None
     sizes = Sizes.measure(
-        *(encoder, points.labels, tokens, config, n_setup, n_words, n_label_points, label_tokens)
-    )
-    n_trained = len(points) + n_label_points
-    memory = estimate_memory(
-        sizes,
-        config,
-        device,
-        resident=resident_bytes(),
+        *(encoder, points.labels, tokens, config, n_setup, n_words, n_label_points, label_tokens),
         keeps_checkpoints=keeps_checkpoints,
         validates=held_out is not None,
     )
+    n_trained = len(points) + n_label_points
+    memory = estimate_memory(sizes, config, device)
     fits = memory.fits()
     has_room = all(fit.free_now for fit in fits)
     seconds, contrast_seconds = {}, 0.0
@@ -204,11 +198,8 @@ def _time_contrast(
     assert sample.texts is not None
     with progress_disabled():
         chosen = labels_with_words(corpus.label_table.texts(), SplitTexts(sample.texts))
-        label_tokens = tokenize(corpus.label_table.take(chosen.tolist()).texts(), encoder)
+        label_texts = text_points(corpus, chosen, encoder)
     device = next(encoder.parameters()).device
-    shape = len(chosen), points.labels.shape[1]
-    ones, rows = np.ones(len(chosen), dtype=np.float32), np.arange(len(chosen))
-    label_texts = Points(label_tokens, csr_matrix((ones, (rows, chosen)), shape=shape))
     if not enough_covered(labels, paired_labels(labels, label_texts)):
         return 0.0
     n_points = labels.shape[0]

@@ -27,7 +27,7 @@ from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.inference.predictor import Elias
-from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
+from elias.kernels.cpu.cooccurrence import strongest_counts
 from elias.model.batch_inference import cluster_all, embed_all
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder, build_encoder
@@ -340,7 +340,8 @@ class StageInitializer:
             return OneVsAll(model.encoder, n_labels, rows).to(device)
         ranked = cluster_all(model, self._own_tokens, self.config.index.beam_size)
         beams, scores = (world.gather_rows(part) for part in ranked)
-        indexed = np.flatnonzero(is_new & (self._counts() >= INDEXED_POINTS))
+        n_points = np.bincount(self.points.labels.indices, minlength=n_labels)
+        indexed = np.flatnonzero(is_new & (n_points >= INDEXED_POINTS))
 
         def counts() -> csr_matrix:
             """Return the `edge_counts` of the new labels that have enough points for the index."""
@@ -355,11 +356,6 @@ class StageInitializer:
             graph = add_edges(graph, world.broadcast_from_rank0(counts), indexed)
         model.graph, model.labels = graph.to(device), rows.to(device)
         return model
-
-    def _counts(self) -> NDArray[np.int64]:
-        """Return the number of points of each label (L,)."""
-        labels = self.points.labels
-        return np.bincount(labels.indices, minlength=labels.shape[1])
 
     def _prior(self, stage: ResolvedStage) -> float:
         """Return the initial bias: the log of the share of scored labels that are positive."""
@@ -386,17 +382,7 @@ def edge_counts(
     n_points, width = beams.shape
     offsets = np.arange(n_points + 1, dtype=np.int64) * width
     to_clusters = csr_matrix((scores.ravel(), beams.ravel(), offsets), shape=(n_points, n_clusters))
-    of_cluster = to_clusters.T.tocsr()
-    counts = strongest_counts(
-        RaggedIds(of_cluster.indptr, of_cluster.indices),
-        of_cluster.data,
-        RaggedIds(labels.indptr, labels.indices),
-        partition,
-        n_edges,
-    )
-    matrix = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
-    matrix.sort_indices()
-    return matrix
+    return strongest_counts(to_clusters.T.tocsr(), labels, partition, n_edges)
 
 
 def add_edges(graph: LabelGraph, counts: csr_matrix, labels: NDArray[np.int64]) -> LabelGraph:

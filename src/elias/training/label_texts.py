@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, diags, vstack
 
+from elias.inference.predict import tokenize
 from elias.rerank.calibration import is_word
 from elias.text.vectorizer import SplitTexts, words_of
 from elias.training.stage import Points
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.data.corpus import Corpus
+    from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
 NEIGHBOURS = 15
@@ -70,6 +73,13 @@ class LabelPoints:
             n_before[targets.indptr],
         )
         return Points(self.tokens.take(rows), csr_matrix(entries, shape=targets.shape))
+
+
+def text_points(corpus: Corpus, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
+    """Return one point for each of the labels: its text, with the label as the only target."""
+    tokens = tokenize(corpus.label_table.take(labels.tolist()).texts(), encoder)
+    ones, starts = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
+    return Points(tokens, csr_matrix((ones, labels, starts), shape=(len(labels), corpus.n_labels)))
 
 
 def labels_with_words(label_texts: Sequence[str], texts: SplitTexts) -> NDArray[np.int64]:

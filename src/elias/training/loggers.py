@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from elias.config import EliasConfig, TrackingConfig
 from elias.config.io import numbers
 from elias.data.atomic import staged_file
-from elias.errors import ConfigError
+from elias.errors import ConfigError, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
             try:
                 loggers.append(kind(config, folder))
             except Exception as error:  # for example, no API key; must not stop the run
-                logger.warning("%s is disabled: %s", kind.__name__[1:], _one_line(error))
+                logger.warning("%s is disabled: %s", kind.__name__[1:], quoted(error))
     return Loggers(loggers)
 
 
@@ -75,12 +75,8 @@ class Loggers:
                 work(each)
             except Exception as error:  # must not stop the run
                 name = type(each).__name__[1:]
-                logger.warning("%s is disabled from now on: %s", name, _one_line(error))
+                logger.warning("%s is disabled from now on: %s", name, quoted(error))
                 self._loggers.remove(each)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:

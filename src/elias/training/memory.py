@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder, ResolvedStage
+from elias.config import EliasConfig, ResolvedConfig, ResolvedStage
 from elias.config.pretrained import pretrained_sizes
 from elias.config.resolve import MIN_BATCH_SIZE
 from elias.data.corpus import Corpus
@@ -153,6 +153,12 @@ class Sizes:
     n_label_points: int = 0
     """Number of label texts trained on in an epoch."""
     tokens_per_label_text: float = 0.0
+    resident: int = 0
+    """Bytes that the process already uses: interpreter, libraries, corpus, encoder."""
+    keeps_checkpoints: bool = True
+    """Whether the run has a folder, in which checkpoints are written."""
+    validates: bool = True
+    """Whether points are held out. The weights of the best epoch are then kept."""
     n_threads: int = field(default_factory=torch.get_num_threads)
     n_processes: int = field(default_factory=lambda: process_counts()[0])
 
@@ -165,16 +171,19 @@ class Sizes:
         config: ResolvedConfig,
         n_setup: int,
         words_per_text: float,
-        n_label_points: int = 0,
-        label_tokens: Tokens | None = None,
+        n_label_points: int,
+        label_tokens: Tokens | None,
+        **run: bool,
     ) -> Sizes:
         """Return the sizes of a run on points with ``labels``.
 
         ``tokens`` and ``label_tokens`` may cover only a sample of the texts and label texts.
+        ``run`` has the fields ``keeps_checkpoints`` and ``validates``.
         """
-        tables = encoder.table_names()
+        tables, window = encoder.table_names(), config.encoder.max_length
         parameters = dict(encoder.named_parameters())
         transformer = getattr(getattr(encoder, "transformer", None), "config", None)
+        longest = int(tokens.lengths.max(initial=1))  # rounded up to whole windows below
         return cls(
             n_points=labels.shape[0],
             n_setup=n_setup,
@@ -185,12 +194,14 @@ class Sizes:
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
             tokens_per_text=_tokens_per_text(tokens),
-            longest_text=0 if transformer is None else _longest_text(tokens, config.encoder),
+            longest_text=0 if transformer is None else -(-longest // window) * window,
             layers=int(getattr(transformer, "num_hidden_layers", 0)),
             width=0 if transformer is None else int(transformer.hidden_size),
             words_per_text=words_per_text,
             n_label_points=n_label_points,
             tokens_per_label_text=_tokens_per_text(label_tokens),
+            resident=resident_bytes(),
+            **run,
         )
 
     @classmethod
@@ -227,12 +238,6 @@ class Sizes:
 def _most_labels(labels: csr_matrix, *, has_label_texts: bool) -> int:
     """Return the largest number of labels of a point or of a label text."""
     return int(np.diff(labels.indptr).max(initial=1 + NEIGHBOURS * has_label_texts))
-
-
-def _longest_text(tokens: Tokens, encoder: ResolvedEncoder) -> int:
-    """Return the length of the longest text, rounded up to whole windows."""
-    longest = int(tokens.lengths.max(initial=1))
-    return encoder.max_length * max(1, -(-longest // encoder.max_length))
 
 
 def _tokens_per_text(tokens: Tokens | None) -> float:
@@ -370,14 +375,8 @@ class MemoryEstimate:
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
         while fits and batch >= 1:
             capped = tuple(replace(s, batch_size=min(s.batch_size, batch)) for s in stages)
-            smaller = estimate_memory(
-                self.sizes,
-                replace(self.config, stages=capped),
-                self.device,
-                resident=self.on_host.get(PROCESS, 0),
-                keeps_checkpoints=self.on_host.get(_CHECKPOINT, 0) > 0,
-                validates=self.on_host.get(_BEST, 0) > 0,
-            )
+            config = replace(self.config, stages=capped)
+            smaller = estimate_memory(self.sizes, config, self.device)
             needed = {_DEVICE: smaller.device_total, _HOST: smaller.machine_total}
             if all(fit._replace(needed=needed[fit.memory]).free_now for fit in fits):
                 return batch
@@ -425,34 +424,15 @@ def _total_of(n_processes: int, n_bytes: int) -> int:
     return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
 
 
-def estimate_memory(
-    sizes: Sizes,
-    config: ResolvedConfig,
-    device: torch.device,
-    *,
-    resident: int = 0,
-    keeps_checkpoints: bool = True,
-    validates: bool = True,
-) -> MemoryEstimate:
-    """Return the peak memory of a run.
-
-    Args:
-        sizes: Sizes of the data and the encoder.
-        config: The configuration of the run.
-        device: The device that trains.
-        resident: Bytes that the process already uses: interpreter, libraries, corpus, encoder.
-        keeps_checkpoints: Whether the run has a folder, in which checkpoints are written.
-        validates: Whether points are held out. The weights of the best epoch are then kept.
-    """
+def estimate_memory(sizes: Sizes, config: ResolvedConfig, device: torch.device) -> MemoryEstimate:
+    """Return the peak memory of a run that trains on the device."""
     stages = (step_memory(sizes, config, stage, device) for stage in config.stages)
     steps = max(stages, key=lambda parts: sum(parts.values()))
     weights = steps["label weights"] + steps["other weights"] + steps["edges"]
-    best = weights if validates else 0
+    best = weights if sizes.validates else 0
     state = weights + steps["optimizer"] + steps["averaged weights"] + best
-    training = {
-        _BEST: best,
-        _CHECKPOINT: state if keeps_checkpoints and config.checkpoint.minutes > 0 else 0,
-    }
+    writes_checkpoints = sizes.keeps_checkpoints and config.checkpoint.minutes > 0
+    training = {_BEST: best, _CHECKPOINT: state if writes_checkpoints else 0}
     if device.type == "cpu":
         encoder_resident = steps["other weights"] - sizes.encoder_bytes
         training = {**steps, "other weights": encoder_resident, **training}
@@ -460,7 +440,7 @@ def estimate_memory(
     directions = 4 * FLOAT * sizes.dim * (sizes.n_setup + sizes.n_labels)
     initialisation = {_INITIALISATION: directions + weights}
     host = {
-        PROCESS: resident,
+        PROCESS: sizes.resident,
         "bags of words for clustering": round(sizes.n_setup * sizes.words_per_text * 8),
         "copy of the initial encoder": sizes.encoder_bytes,
     }

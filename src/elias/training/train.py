@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from elias.training.checkpoint import run_inputs
 from elias.training.loggers import check_loggers
 from elias.training.memory import fit_batches
 from elias.training.run import check_folder, open_run
-from elias.training.stage import EpochReport
 from elias.training.trainer import Trainer, keeps_labels
 
 logger = logging.getLogger(__name__)
@@ -132,31 +131,23 @@ def train_together(
     hint = None if is_chosen else encoder_hint(resolved, corpus, world.device)
     if hint is not None and world.is_rank0:
         logger.info("%s: set encoder.model to %s", hint, MINILM)
-    return train_resolved(
-        world,
-        resolved,
-        corpus,
-        folder,
-        init_from,
-        overwrite=overwrite,
-        ignore_memory=ignore_memory,
-    )
+    options = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+    return train_resolved(world, resolved, corpus, folder, init_from=init_from, **options)
 
 
 def train_resolved(
     world: World,
     resolved: ResolvedConfig,
     corpus: Corpus,
-    folder: Path | None,
-    init_from: Elias | None,
+    folder: Path | None = None,
     *,
-    overwrite: bool,
-    ignore_memory: bool,
-    on_epoch: Callable[[EpochReport], None] | None = None,
+    init_from: Elias | None = None,
+    overwrite: bool = False,
+    **options: Any,
 ) -> Elias | None:
     """Train with a resolved configuration; the caller must have called `check_plan`.
 
-    ``on_epoch`` is called after each epoch; an exception that it raises stops training.
+    ``options`` are further arguments of `Trainer`.
     """
     check_world(resolved, world)
     inputs: dict[str, Any] = {}
@@ -168,15 +159,7 @@ def train_resolved(
         open_run(folder, resolved, overwrite=overwrite, inputs=inputs, world=world) as run,
         explain_out_of_memory("training"),
     ):
-        return Trainer(
-            resolved,
-            corpus,
-            run,
-            world,
-            init_from=init_from,
-            ignore_memory=ignore_memory,
-            on_epoch=on_epoch,
-        ).train()
+        return Trainer(resolved, corpus, run, world, init_from=init_from, **options).train()
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from torch import Tensor
 
 from elias.config import EliasConfig, IndexConfig, ResolvedConfig, ResolvedStage
 from elias.data.corpus import Corpus
@@ -30,21 +32,16 @@ from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess, World
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError
-from elias.inference.edit_model import labels_beside
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
     add_embedding,
     cached_tokens,
-    drop_filtered,
-    filtered_labels,
     join_added,
-    max_filtered,
     predict,
     rank_candidates,
     search_share,
     split_inputs,
-    tokenize,
 )
 from elias.inference.predictor import Elias
 from elias.metrics import EVALUATED, REPORTED, depends_on_ranking, measure, rounded
@@ -54,10 +51,12 @@ from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
+from elias.rerank.added_labels import AddedLabels, label_vectors
+from elias.rerank.calibration import is_word
 from elias.rerank.probabilities import PROBABILITIES, fit_probabilities, measure_probabilities
 from elias.rerank.reranker import RERANK, Reranker
 from elias.rerank.sparse_ranker import RankerFeatures
-from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows
+from elias.text.vectorizer import Featurizer, SplitTexts, bag_of_words
 from elias.training.checkpoint import (
     Checkpoint,
     full_checkpoint,
@@ -74,16 +73,13 @@ from elias.training.label_texts import (
     enough_covered,
     label_targets,
     labels_with_words,
+    text_points,
 )
-from elias.training.memory import Sizes, estimate_memory, resident_bytes
+from elias.training.memory import Sizes, estimate_memory
 from elias.training.run import Run
 from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from elias.rerank.added_labels import AddedLabels
     from elias.text.tokens import Tokens
 
 
@@ -293,14 +289,14 @@ class Trainer:
         self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
         if copies.sum() < 0.5:
             return None
-        self.label_texts = self._texts_of_labels(used, encoder)
+        self.label_texts = text_points(self.corpus, used, encoder)
         return LabelPoints(self.label_texts.tokens, targets[used], copies[used].astype(np.float64))
 
     def _contrast_texts(self, encoder: TextEncoder, texts: SplitTexts) -> Points:
         """Return the texts of the labels on which stage 0 trains the encoder."""
         label_texts = self.corpus.label_table.texts()
         known = self.world.broadcast_from_rank0(lambda: labels_with_words(label_texts, texts))
-        return self._texts_of_labels(known[self.label_counts[known] > 0], encoder)
+        return text_points(self.corpus, known[self.label_counts[known] > 0], encoder)
 
     def _label_words(self, label_texts: Points | None) -> csr_matrix | None:
         """Return bags of words of label texts, or None without label texts or a featurizer."""
@@ -308,13 +304,6 @@ class Trainer:
             return None
         labels = label_texts.labels.indices.tolist()
         return self.featurizer.transform(self.corpus.label_table.take(labels).texts())
-
-    def _texts_of_labels(self, labels: NDArray[np.int64], encoder: TextEncoder) -> Points:
-        """Return one point for each of the labels: its text, with the label as the only target."""
-        tokens = tokenize(self.corpus.label_table.take(labels.tolist()).texts(), encoder)
-        ones, starts = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
-        shape = (len(labels), self.corpus.train.labels.shape[1])
-        return Points(tokens, csr_matrix((ones, labels, starts), shape=shape))
 
     def _check_memory(self, bow: csr_matrix) -> None:
         """Raise a `RunError` if the run needs more memory than the machine has."""
@@ -330,15 +319,10 @@ class Trainer:
             n_words / max(1, n_setup),
             0 if extra is None else extra.n_drawn,
             None if extra is None else extra.tokens,
-        )
-        estimate_memory(
-            sizes,
-            self.config,
-            self.device,
-            resident=resident_bytes(),
             keeps_checkpoints=self.run.folder is not None,
             validates="validation" in self.splits,
-        ).check(ignore=self.ignore_memory)
+        )
+        estimate_memory(sizes, self.config, self.device).check(ignore=self.ignore_memory)
 
     def _report_data(self) -> None:
         """Record the sizes of the data; warn about labels without points and truncated texts."""
@@ -772,7 +756,7 @@ class Trainer:
         embedding = rerank.embedding if rerank.enabled else "none"
         beside = bool((self.is_beside | self.is_held_out).any()) and not self.encoder.reads_features
         embed = embedding == "encoder" or (embedding == "none" and name != "train" and beside)
-        options = SearchOptions(top_k + max_filtered(self.splits[name]), embed=embed)
+        options = SearchOptions(top_k + self.splits[name].max_filtered, embed=embed)
         # on a CPU, the search of few texts depends on the mode; a resumed run must round equally
         with evaluating(model) if self.device.type == "cpu" else nullcontext():
             return search_share(model, self.tokens[name], self.config.index, options)
@@ -808,8 +792,8 @@ class Trainer:
         candidates = self._embedded_candidates(model, name)
         if split.filters is None or not len(split.filters):
             return candidates.take(k=count)
-        candidates = candidates.take(k=count + max_filtered(split))
-        ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
+        candidates = candidates.take(k=count + split.max_filtered)
+        ranked = split.drop_filtered(self._stage_predictions(model.model, candidates), count)
         return replace(candidates, ids=ranked.ids, scores=ranked.scores)
 
     def _stage_predictions(self, model: EliasModel, candidates: Candidates) -> Predictions:
@@ -866,7 +850,7 @@ class Trainer:
         Held-out points are ranked by components that were not fitted on them.
         """
         split, candidates = self.splits[name], self._embedded_candidates(model, name)
-        inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
+        inputs, top_k = split_inputs(split, self.encoder), EVALUATED + split.max_filtered
         # not in an ensemble, because a resumed run cannot cross-fit the members it loads
         reranker = None if self._in_ensemble else model.reranker
         if name != "validation" or reranker is None or not reranker.cross_fitted:
@@ -906,7 +890,7 @@ class Trainer:
             self.splits["train"].labels,
             config,
             validation=validation,
-            filtered=filtered_labels(self.splits.get("validation")),
+            filtered=None if split is None else split.filtered_labels(),
             label_names=self.corpus.label_names,
             every_label=every_label,
             refit=refit,
@@ -968,20 +952,25 @@ class Trainer:
     ) -> AddedLabels | None:
         """Return some labels of `_labels_beside`, with points of one split as examples.
 
+        Labels whose names have no letter are left out. Return None if no label remains.
         A new text has some of these labels. The mean number of those without any points is
         estimated as the number of labels with a single training point, divided by the number of
         points (Good and Turing). With fewer than `_MIN_SINGLE` such labels, there is no estimate.
         The mean number of those with held-out points is known.
         """
-        if not is_beside.any():
+        table, chosen = model.label_table, np.flatnonzero(is_beside)
+        named = np.array([is_word(table[label]) for label in chosen.tolist()], dtype=bool)
+        if self.encoder.reads_features or not named.any():
             return None
         split, train = self.splits[name], self.splits["train"]
         labels = split.labels.tocsc()[:, is_beside].tocsr()
         rows = np.flatnonzero(np.diff(labels.indptr))
         texts = [] if split.texts is None else [split.texts[row] for row in rows.tolist()]
         seen = ~(self.is_beside | self.is_held_out)
-        added = labels_beside(model, is_beside, texts, labels[rows], seen=seen)
-        if added is None or self.continued is not None:
+        new, examples = table.take(chosen[named].tolist()), labels[rows][:, named]
+        parts = label_vectors(model.model, table, new, texts, examples, seen=seen)
+        added = AddedLabels(chosen[named], *parts).named(table, model.model, model.reranker)
+        if self.continued is not None:
             return added
         n_relevant, trust = labels.nnz / len(self.corpus.train), 1.0
         if name == "train":
@@ -1022,7 +1011,7 @@ class Trainer:
         blocked = None
         if name == "validation" and self.is_held_out.any():
             blocked = torch.from_numpy(self.is_held_out)
-        top_k = EVALUATED + max_filtered(self.splits[name])
+        top_k = EVALUATED + self.splits[name].max_filtered
         return SearchOptions(top_k, blocked=blocked, room_for_added=self._in_ensemble)
 
     def _drop_unhelpful(self, model: Elias) -> None:
@@ -1059,13 +1048,13 @@ class Trainer:
                 model = members[0].joined_by(members[1:], self.ensemble_config)
                 for name, split in splits.items():
                     parts = [part[name] for part in predictions]
-                    final[name] = Predictions.merge(parts, k=EVALUATED + max_filtered(split))
+                    final[name] = Predictions.merge(parts, k=EVALUATED + split.max_filtered)
                 metrics = self._measure_all(final)
             run.record("stage", stage=ENSEMBLE, **metrics)
             model.metadata["metrics"][ENSEMBLE] = metrics
 
         def measured(name: str) -> tuple[Predictions, csr_matrix]:
-            return drop_filtered(final[name], splits[name], EVALUATED), splits[name].labels
+            return splits[name].drop_filtered(final[name], EVALUATED), splits[name].labels
 
         with run.timed(PROBABILITIES):
             held_out = measured("validation") if "validation" in splits else (None, None)
@@ -1109,7 +1098,7 @@ class Trainer:
 
     def _measure(self, predictions: Predictions, name: str, names: list[str]) -> dict[str, float]:
         split = self.splits[name]
-        predictions = drop_filtered(predictions, split, EVALUATED)
+        predictions = split.drop_filtered(predictions, EVALUATED)
         return measure(self.config.eval, predictions, split, self.corpus, names)
 
     def _measure_all(self, predictions: Mapping[str, Predictions]) -> dict[str, dict[str, float]]:
@@ -1124,20 +1113,6 @@ class Trainer:
 def keeps_labels(init_from: Elias, corpus: Corpus) -> bool:
     """Return whether a corpus starts with the labels of a model, as after `join_labels`."""
     return list(corpus.label_names[: init_from.n_labels]) == list(init_from.label_names)
-
-
-def bag_of_words(
-    texts: Sequence[str] | None, features: csr_matrix | None
-) -> tuple[csr_matrix, Featurizer | None]:
-    """Return bags of words for clustering (Eq. 14): features scaled to length 1, or word tf-idf.
-
-    Also return the featurizer that counted the words.
-    """
-    if features is not None:
-        return unit_rows(features), None
-    assert texts is not None
-    featurizer, bow = Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)
-    return bow, featurizer
 
 
 def warn_of_truncation(

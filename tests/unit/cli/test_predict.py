@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from elias.cli.predict import _print_table, open_file, parse_labels
+from elias.cli.predict import _print_table, open_texts, parse_labels
 from elias.errors import DataError
 from elias.labels import LabelTable
 
@@ -32,4 +32,4 @@ def test_a_column_of_scores_is_headed_and_probabilities_are_not(capsys):
 @pytest.mark.parametrize("text", ["cod quotas in the north sea", "cod quotas " * 40])
 def test_a_text_given_for_a_file_is_told_to_be_piped(text):
     with pytest.raises(DataError, match=r"no such file; to predict a text, .* \| elias predict"):
-        open_file(Path(text), None, [], {}, None)
+        open_texts(Path("model"), Path(text), None, [], None)

@@ -1,6 +1,6 @@
 import torch
 
-from elias.inference.explain import GraphView, trace
+from elias.inference.explain import clusters_of_label, labels_of_cluster, trace
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from properties.test_model import Lookup
@@ -15,10 +15,8 @@ def test_the_strongest_labels_of_a_cluster_have_its_heaviest_edges():
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 9.0]])
     model = model_over([[0, 1, 2], [3, 0, 4]], logits)  # 4: no edge
 
-    view = GraphView(model)
-
-    assert [edge.id for edge in view.labels(0, 2)] == [1, 2]
-    assert [edge.id for edge in view.labels(1, 2)] == [3, 0]
+    assert [edge.id for edge in labels_of_cluster(model, 0, 2)] == [1, 2]
+    assert [edge.id for edge in labels_of_cluster(model, 1, 2)] == [3, 0]
 
 
 def test_equal_edges_are_ordered_by_the_classifiers():
@@ -26,7 +24,7 @@ def test_equal_edges_are_ordered_by_the_classifiers():
     model.clusters.weight.data = torch.tensor([[1.0, 0.0]])
     model.labels.weight.data = torch.tensor([[0.0, 5.0], [-1.0, 0.0], [0.1, 0.0], [1.0, 1.0]])
 
-    edges = GraphView(model).labels(0, 3)
+    edges = labels_of_cluster(model, 0, 3)
 
     assert [edge.id for edge in edges] == [2, 3, 0]
 
@@ -39,10 +37,8 @@ def test_the_view_of_a_graph_lists_the_edges_of_its_dense_matrix():
     dense[1, [3, 0]] = 1.5 * logits[1, :2].softmax(0)
     dense = dense.clamp(max=1)
 
-    view = GraphView(model)
-
     for cluster in range(2):
-        edges = view.labels(cluster)
+        edges = labels_of_cluster(model, cluster)
         assert [edge.id for edge in edges] == dense[cluster].argsort(descending=True)[
             : 3 - cluster
         ].tolist()
@@ -50,14 +46,14 @@ def test_the_view_of_a_graph_lists_the_edges_of_its_dense_matrix():
             torch.tensor([e.score for e in edges]), dense[cluster, [e.id for e in edges]]
         )
     for label in range(4):
-        edges = view.clusters(label)
+        edges = clusters_of_label(model, label)
         assert [edge.id for edge in edges] == [
             c for c in dense[:, label].argsort(descending=True).tolist() if dense[c, label]
         ]
         torch.testing.assert_close(
             torch.tensor([e.score for e in edges]), dense[[e.id for e in edges], label]
         )
-    assert view.clusters(4) == []
+    assert clusters_of_label(model, 4) == []
 
 
 def test_a_graph_of_one_cluster_has_one_path_of_score_one_to_every_label():

@@ -16,6 +16,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.text.batches import collate
 from elias.text.vectorizer import Featurizer
+from label_chunks import in_chunks
 from saved_models import load, save
 
 N_LABELS = 11
@@ -124,14 +125,15 @@ def test_neither_all_logits_nor_all_gradients_are_in_memory():
     moved = []
 
     with limit_threads(1), Largest() as largest:  # it sees the operations of this thread
-        loss = every_label_loss(
+        loss = in_chunks(
+            chunk,
+            every_label_loss,
             embedding,
             weight,
             bias,
             positives,
             scale=1.0,
             update=lambda rows, *_: moved.extend(range(n_labels)[rows]),
-            chunk_size=chunk,
         )
         loss.backward()
 

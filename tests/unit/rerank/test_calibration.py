@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeClassifier
 
-from elias.errors import ModelError
 from elias.rerank.calibration import LEAF, Calibration
 
 
@@ -188,5 +187,4 @@ def test_arrays_that_are_not_a_tree_are_refused(name, change):
     arrays = Calibration.fit(p, q, frequency, relevant, depth=3, leaf=1).to_arrays()
     arrays[name] = change(arrays[name])
 
-    with pytest.raises(ModelError, match="calibration"):
-        Calibration.from_arrays(arrays)
+    assert Calibration.from_arrays(arrays) is None

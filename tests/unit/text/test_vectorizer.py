@@ -8,6 +8,7 @@ from elias.text import vectorizer
 from elias.text.vectorizer import (
     Featurizer,
     SplitTexts,
+    bag_of_words,
     ngrams_of,
     unit_rows,
     words_of,
@@ -167,22 +168,22 @@ def test_several_vocabularies_split_each_text_once(monkeypatch):
 
     Featurizer.fit(texts, min_count=1).transform(texts)
     Featurizer.fit(texts, word_ngrams=2, min_count=1).transform(texts)
-    Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)
+    bag_of_words(texts, None)
 
     assert seen == list(texts)
 
 
-def test_fit_transform_splits_each_text_once(monkeypatch):
+def test_a_bag_of_words_splits_each_text_once(monkeypatch):
     seen = []
     monkeypatch.setattr(
         vectorizer, "words_of", lambda text, **_: seen.append(text) or words_of(text)
     )
     texts = ["red cod", "red tape"]
 
-    featurizer, features = Featurizer.fit_transform(texts, word_ngrams=2, min_count=1)
+    features, featurizer = bag_of_words(texts, None)
 
     assert seen == texts
-    assert featurizer.words == ("red", "cod", "tape", "red cod", "red tape")
+    assert featurizer.words == ("red", "cod", "tape")
     assert (features != featurizer.transform(texts)).nnz == 0
 
 

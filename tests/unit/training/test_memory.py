@@ -77,16 +77,13 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1.0)
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
-    measured = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
+    run = {"keeps_checkpoints": False, "validates": False}
+    measured = Sizes.measure(
+        encoder, corpus.train.labels, tokens, resolved, 300, 5.0, 0, None, **run
+    )
 
     only = replace(resolved, stages=resolved.stages[:1])
-    parts = estimate_memory(
-        measured,
-        resolved if stage == "stage2" else only,
-        CPU,
-        keeps_checkpoints=False,
-        validates=False,
-    ).on_host
+    parts = estimate_memory(measured, resolved if stage == "stage2" else only, CPU).on_host
 
     weights = n_bytes(p for n, p in model.named_parameters() if not n.startswith("graph."))
     predicted = (

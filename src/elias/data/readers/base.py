@@ -82,6 +82,12 @@ class LabelRows:
     """The relevance of each label, or None if all are 1. All chunks of a split have weights, or
     none has."""
 
+    def take(self, chosen: NDArray[np.bool_]) -> LabelRows:
+        """Return the rows that a mask chooses."""
+        entries = np.repeat(chosen, self.counts)
+        weights = None if self.weights is None else self.weights[entries]
+        return LabelRows(self.counts[chosen], self.codes[entries], weights)
+
     @classmethod
     def from_csr(cls, matrix: csr_matrix) -> LabelRows:
         """Return the rows of a relevance matrix."""

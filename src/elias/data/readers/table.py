@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from elias.data.near_duplicates import cell_keys
 from elias.data.readers import base, files, label_cells
@@ -216,7 +215,15 @@ class TableReader(base.Reader):
             labels = base.LabelRows(counts, codes, weights)
             texts = rows.texts(columns.text)
             groups = None if columns.group is None else cell_keys(rows.columns[columns.group])
-            yield from _by_split(rows.splits(columns.split), texts, labels, groups)
+            splits = np.array(rows.splits(columns.split))
+            for name in sorted(set(splits.tolist())):
+                chosen = splits == name
+                yield base.Chunk(
+                    name,
+                    list(compress(texts, chosen)),
+                    labels.take(chosen),
+                    groups=None if groups is None else groups[chosen],
+                )
 
     def column(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield the split of each row, and its cell as text, in the order of the points."""
@@ -281,23 +288,6 @@ def _cell_format(
             votes.add(chunk.columns[column], chunk.error)
             advance(len(chunk))
     return votes.winner()
-
-
-def _by_split(
-    splits: list[str],
-    texts: list[str],
-    labels: base.LabelRows,
-    groups: NDArray[np.int64] | None,
-) -> Iterator[base.Chunk]:
-    """Group rows by split, and yield one chunk per split."""
-    for name in sorted(set(splits)):
-        chosen = np.array(splits) == name
-        entries = np.repeat(chosen, labels.counts)
-        weights = None if labels.weights is None else labels.weights[entries]
-        split_labels = base.LabelRows(labels.counts[chosen], labels.codes[entries], weights)
-        split_groups = None if groups is None else groups[chosen]
-        split_texts = list(compress(texts, chosen))
-        yield base.Chunk(name, split_texts, split_labels, groups=split_groups)
 
 
 @dataclass(frozen=True)

@@ -12,5 +12,4 @@ from elias.kernels.cpu.rows import label_logits as label_logits
 from elias.kernels.cpu.search import expand_beam as expand_beam
 from elias.kernels.cpu.search import find_beams as find_beams
 from elias.kernels.cpu.search import log_probabilities as log_probabilities
-from elias.kernels.cpu.search import rank_beams as rank_beams
 from elias.kernels.cpu.search import rank_rows as rank_rows

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from scipy.sparse import csr_matrix
 
 from elias.kernels.cpu.rows import ZERO, Array
 from elias.kernels.cpu.search import kth_lowest
@@ -30,31 +31,30 @@ class _Scratch(NamedTuple):
 
 
 def strongest_counts(
-    points: RaggedIds, scores: Array, labels: RaggedIds, partition: Array, most: int
-) -> tuple[Array, Array, Array]:
-    """Return the co-occurrence counts of each cluster with its strongest and its own labels.
+    of_cluster: csr_matrix, labels: csr_matrix, partition: Array, most: int
+) -> csr_matrix:
+    """Return the co-occurrence counts of each cluster with its strongest and its own labels (C, L).
 
     The count of a pair is the sum of the cluster's scores over the points that have the label.
 
     Args:
-        points: The points of each cluster.
-        scores: The score of each point of each cluster, parallel to ``points.ids``.
-        labels: The labels of each point.
+        of_cluster: (C, N) scores of each cluster for its points.
+        labels: (N, L) labels of each point.
         partition: (L,) the cluster that each label belongs to. A label that co-occurs with its
             own cluster is always kept.
         most: Number of highest counts kept for each cluster; ties go to the lower label id.
-
-    Returns:
-        A sparse (C, L) matrix in CSR layout (data, unsorted indices, indptr).
     """
-    n_clusters, n_labels = len(points.starts) - 1, len(partition)
+    n_clusters, n_labels = of_cluster.shape[0], labels.shape[1]
+    points, scores = RaggedIds(of_cluster.indptr, of_cluster.indices), of_cluster.data
+    of_point = RaggedIds(labels.indptr, labels.indices)
     spans = split_range(n_clusters, _CLUSTERS_PER_CHUNK)
     n_own = np.bincount(partition, minlength=n_clusters)
 
     def count(span: range, scratch: _Scratch) -> tuple[Array, Array, Array]:
         size = most * len(span) + int(n_own[span.start : span.stop].sum())
         out = np.empty(size, np.float32), np.empty(size, np.int32), np.zeros(len(span), np.int64)
-        _sum_scores(points, scores, labels, partition, most, (span.start, span.stop), scratch, out)
+        bounds = span.start, span.stop
+        _sum_scores(points, scores, of_point, partition, most, bounds, scratch, out)
         n_kept = int(out[2].sum())
         return out[0][:n_kept].copy(), out[1][:n_kept].copy(), out[2]
 
@@ -67,7 +67,10 @@ def strongest_counts(
 
     parts = list(thread_map_progress(count, spans, scratch, "Counting edges", n_clusters))
     values, ids, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return values, ids, np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    counts = csr_matrix((values, ids, starts), shape=(n_clusters, n_labels))
+    counts.sort_indices()
+    return counts
 
 
 @njit(cache=True, nogil=True)

@@ -407,7 +407,7 @@ def _expand_some(
 
 
 class _Index(NamedTuple):
-    """Arrays of the label index that `rank_beams` reads."""
+    """Arrays of the label index that `rank_rows` reads."""
 
     edges: OrderedEdges
     weight: Array
@@ -428,48 +428,23 @@ class _Scratch(NamedTuple):
 _thread = threading.local()
 
 
-def rank_beams(
-    embedding: Float[Tensor, "B D"],
-    beam: Int[Tensor, "B b"],
-    beam_log: Float[Tensor, "B b"],
+def rank_rows(
+    points: tuple[Array, Array, Array],
     edges: OrderedEdges,
     weight: Float[Tensor, "L D"],
     bias: Float[Tensor, " L"],
     blocked: Bool[Tensor, " L"] | None,
-    *,
-    shortlist_size: int,
-    top_k: int,
-) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels with the highest p in the shortlist of `expand_beam`, and their p.
-
-    Ties are ordered by label id. Empty slots hold label L and p = 0. ``blocked`` labels are
-    excluded.
-    """
-    labels, p = rank_rows(
-        (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy()),
-        edges,
-        weight.detach().numpy(),
-        bias.detach().numpy(),
-        None if blocked is None else blocked.numpy(),
-        shortlist_size=shortlist_size,
-        top_k=top_k,
-    )
-    return torch.from_numpy(labels), torch.from_numpy(p)
-
-
-def rank_rows(
-    points: tuple[Array, Array, Array],
-    edges: OrderedEdges,
-    weight: Array,
-    bias: Array,
-    blocked: Array | None,
-    *,
     shortlist_size: int,
     top_k: int,
 ) -> tuple[Array, Array]:
-    """Return the result of `rank_beams` as arrays. ``points`` is (embedding, beam, beam_log)."""
+    """Return the k labels with the highest p in the shortlist of `expand_beam`, and their p.
+
+    Ties are ordered by label id. Empty slots hold label L and p = 0. ``blocked`` labels are
+    excluded. ``points`` is (embedding, beam, beam_log).
+    """
     n_rows, n_labels = len(points[0]), len(weight)
-    index = _Index(edges, weight, bias, np.zeros(0, dtype=np.bool_) if blocked is None else blocked)
+    excluded = np.zeros(0, dtype=np.bool_) if blocked is None else blocked.numpy()
+    index = _Index(edges, weight.detach().numpy(), bias.detach().numpy(), excluded)
     width = min(top_k, shortlist_size, n_labels)
     labels = np.full((n_rows, width), n_labels, dtype=np.int64)
     log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
@@ -513,7 +488,7 @@ def find_beams(
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return log σ(logit) + log ŷ of each label, bit-identical to the scores of `rank_beams`."""
+    """Return log σ(logit) + log ŷ of each label, bit-identical to the scores of `rank_rows`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)

@@ -43,18 +43,10 @@ def adamw_pairs(
         weight.detach(),
         bias.detach(),
         *state,
-        pairs.ids,
-        pairs.order,
-        pairs.heads,
-        pairs.n_heads,
-        pairs.coefficients,
-        pairs.vectors,
+        *pairs[:-1],
         len(pairs.ids),
         pairs.per_vector,
-        len(weight),
-        weight.shape[1],
-        history.step,
-        history.decay_log,
+        *weight.shape,
         *_numbers(history),
         ONE_VARIANCE=state.variance.shape[1] == 1 < weight.shape[1],
         ROUND=compact,
@@ -90,18 +82,22 @@ def adamw_edges(
         touched,
         n_edges,
         n_labels,
-        history.step,
-        history.decay_log,
         *_numbers(history),
         BLOCK_E=block,
         num_warps=8 if block > 2048 else 4,
     )
 
 
-def _numbers(history: History) -> tuple[float, ...]:
-    """Return log₂ β₁, log₂ β₂, the bias-corrected lr, ε, 1 − β₁, 1 − β₂ and 1 / (1 − β₂^step)."""
+def _numbers(history: History) -> tuple[float | Tensor, ...]:
+    """Return the step and the numbers of its update, in the order of the kernels' parameters.
+
+    They are the logs of the decay, log₂ β₁, log₂ β₂, the bias-corrected lr, ε, 1 − β₁, 1 − β₂ and
+    1 / (1 − β₂^step).
+    """
     rates, step = history.rates, history.step
     return (
+        step,
+        history.decay_log,
         *(math.log2(max(fade, 1e-38)) for fade in (rates.beta1, rates.beta2)),
         rates.lr / (1 - rates.beta1**step),
         rates.eps,

@@ -14,6 +14,7 @@ from elias.kernels import (
 )
 from elias.kernels.adamw_state import AdamWRates
 from elias.kernels.one_vs_all_loss import every_label_loss
+from label_chunks import in_chunks
 
 N_LABELS, N_CLUSTERS, N_EDGES, WIDTH = 300, 12, 40, 20
 
@@ -61,9 +62,8 @@ def every_label_step(embedding, wanted):
     def update(rows, gradient, _):
         adamw_dense(weight[rows], *states[:, rows], gradient, step=1, rates=rates)
 
-    loss = every_label_loss(
-        embedding, weight, bias, wanted, scale=0.5, update=update, chunk_size=50
-    )
+    inputs = (embedding, weight, bias, wanted, 0.5, update)
+    loss = in_chunks(50, every_label_loss, *inputs)
     loss.backward()
     return loss.detach(), embedding.grad, weight, *states
 
