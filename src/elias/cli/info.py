@@ -178,6 +178,7 @@ def _index_rows(index: ResolvedIndex, because: Because) -> list[tuple[str, Any]]
 
 
 def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
+    from elias.rerank.calibration import MIN_POINTS
     from elias.rerank.reranker import is_calibrated
 
     rerank = config.rerank
@@ -188,6 +189,8 @@ def _describe_ranker_config(config: ResolvedConfig, because: Because) -> str:
     task = "over every label" if every_label else f"over the best {rerank.candidates} labels"
     if calibrated:
         task += ", then calibrated" + ", using label names if they are words" * rerank.names
+    if rerank.choose_cost and n_held_out >= MIN_POINTS:
+        task += ", with a C chosen on held-out points"
     if rerank.word_ngrams and rerank.char_ngrams == (0, 0):
         task += because(", by words alone", "rerank.char_ngrams")
     if config.ensemble.members == 1 and n_held_out and (every_label or calibrated):

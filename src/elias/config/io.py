@@ -297,8 +297,10 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
         scores_all = any(index.get("kind") == "all" for index in _tables(complete, "index"))
         missing, of_stages = _OLD_VALUES, {"score_all": scores_all}
     # only a resolved configuration has all of these values
-    if all(stage.get(key) is not None for stage in stages for key in _OF_EVERY_STAGE):
+    is_resolved = all(stage.get(key) is not None for stage in stages for key in _OF_EVERY_STAGE)
+    if stages and is_resolved:
         of_stages["label_share"] = 1.0
+        missing = missing | {"rerank": {**missing.get("rerank", {}), "choose_cost": False}}
     for section, values in {**missing, "stages": of_stages}.items():
         for table in _tables(complete, section):
             table.update(values | table)

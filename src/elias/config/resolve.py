@@ -69,7 +69,10 @@ MIN_VALIDATION, MAX_VALIDATION = 20, 2000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000
 RANKER_COSTS = 1.0, 2.0
 """Costs C of the ranker, for many and for few labels."""
-CHAR_NGRAMS = (3, 5)
+MAX_COST_POINTS = 50_000
+"""Maximum number of points for which, by default, several costs are tried."""
+CHAR_NGRAMS, FEW_CHAR_NGRAMS = (3, 5), (2, 5)
+"""Character n-grams of the ranker, for many and for few labels."""
 LONG_TEXT_BYTES = 500
 """Size from which texts count as long, about 80 words. The 95th percentile is compared with it."""
 MAX_LENGTHS = (32, 64, 128, 256)
@@ -233,6 +236,7 @@ class ResolvedRerank(RerankConfig):
     enabled: bool
     char_ngrams: tuple[int, int] = (3, 5)
     cost: float = 1.0
+    choose_cost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +296,9 @@ def fill_sizes(
     contrast = config.loss.label_contrast
     if contrast is None:
         contrast = config.loss.label_text_weight > 0
+    choose_cost = config.rerank.choose_cost
+    if choose_cost is None:
+        choose_cost = few and config.rerank.cost is None and n_points <= MAX_COST_POINTS
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     return _narrow(
@@ -308,6 +315,7 @@ def fill_sizes(
             candidates=candidates,
             char_ngrams=char_ngrams(config.rerank, n_bytes, few=few),
             cost=config.rerank.cost or RANKER_COSTS[few],
+            choose_cost=choose_cost,
         ),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )
@@ -319,11 +327,14 @@ def char_ngrams(rerank: RerankConfig, n_bytes: int | None, *, few: bool) -> tupl
     >>> from elias.config import RerankConfig
     >>> char_ngrams(RerankConfig(), 100, few=False), char_ngrams(RerankConfig(), 1000, few=False)
     ((3, 5), (0, 0))
+    >>> char_ngrams(RerankConfig(), 1000, few=True)
+    (2, 5)
     """
     if rerank.char_ngrams is not None:
         return rerank.char_ngrams
-    reads_words = rerank.word_ngrams > 0 and not few
-    return (0, 0) if reads_words and (n_bytes or 0) >= LONG_TEXT_BYTES else CHAR_NGRAMS
+    if few:
+        return FEW_CHAR_NGRAMS
+    return (0, 0) if rerank.word_ngrams > 0 and (n_bytes or 0) >= LONG_TEXT_BYTES else CHAR_NGRAMS
 
 
 def _fill_encoder(

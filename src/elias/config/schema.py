@@ -54,8 +54,8 @@ class RerankConfig:
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] | None = None
-    """Shortest and longest character n-gram that is a feature; (0, 0) for none. Derived: (3, 5), or
-    none if texts are long and there are more than 200 labels."""
+    """Shortest and longest character n-gram that is a feature; (0, 0) for none. Derived: (2, 5) if
+    the ranker scores every label; else (3, 5), or none if texts are long."""
     embedding: Literal["none", "encoder", "first"] = "none"
     """Embedding φ(x) as additional features: ``encoder`` after training (as in the paper; it
     overfits, because the ranker trains on the same points), or ``first`` before training, for a
@@ -66,6 +66,10 @@ class RerankConfig:
     cost: float | None = None
     """C: weight of the loss relative to the regularisation. Derived: 1, or 2 if the ranker
     scores every label."""
+    choose_cost: bool | None = None
+    """Choose C on the held-out points, from an eighth of ``cost`` to four times ``cost``. Derived:
+    true if the ranker scores every label, ``cost`` is not given and there are at most 50,000
+    points."""
     calibrate: bool = True
     """Combine the scores of model and ranker by decision trees T (appendix C.2), which are fitted
     on the validation points, if there are any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -54,11 +54,24 @@ FOLDS = 3
 FEW_POWERS = (16.0, 4.0, *POWERS)
 """Exponents γ to choose from. With a bag encoder, q was a better classifier than p."""
 FEW_MIN_WEIGHT = 0.01
+COST_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Multiples of `RerankConfig.cost` to choose from, ascending."""
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
 _POINTS_PER_CHUNK = 8192  # points whose features are in memory at once
 # factors of p in the final score: p breaks ties, and labels that are not reranked come last
 _TIE_BREAK = np.float32(1e-20)
 _TAIL = np.float32(1e-25)
+
+
+def product_of(
+    scores: NDArray[np.floating[Any]], relevances: NDArray[np.floating[Any]], power: float
+) -> NDArray[np.floating[Any]]:
+    """Return p·q^γ, or its root p^(1/γ)·q for γ > 1, which has the same order.
+
+    The root does not underflow.
+    """
+    scale = min(1, 1 / power)
+    return scores**scale * relevances ** (power * scale)
 
 
 def choose_sharpness(
@@ -67,6 +80,8 @@ def choose_sharpness(
     relevant: NDArray[np.bool_],
     n_relevant: NDArray[np.integer[Any]],
     powers: Sequence[float] = POWERS,
+    *,
+    by_decisions: bool = False,
 ) -> float:
     """Return the power γ for which p·q^γ has the best nDCG@5.
 
@@ -80,6 +95,8 @@ def choose_sharpness(
         n_relevant: (N,) number of relevant labels of each point, including labels that are not
             candidates.
         powers: Values of γ to choose from. The paper uses γ = 1.
+        by_decisions: Use `Decisions.quality` instead of nDCG@5, which does not depend on how the
+            scores of different points compare.
 
     >>> p, q = np.array([[0.9, 0.8]] * 9), np.array([[0.5, 0.6]] * 9)
     >>> choose_sharpness(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
@@ -87,21 +104,101 @@ def choose_sharpness(
     """
     ideal = np.cumsum(_DISCOUNTS)[np.clip(n_relevant, 1, POWER_K) - 1]
 
-    def ndcg(power: float) -> NDArray[np.float64]:
-        scale = min(1, 1 / power)  # as in `Reranker.scores`
-        product = scores**scale * relevances ** (power * scale)
+    def ndcg(product: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         order = np.argsort(-product, axis=1, kind="stable")[:, :POWER_K]
         gains = np.take_along_axis(relevant, order, axis=1) * _DISCOUNTS[: order.shape[1]]
         return np.asarray(gains.sum(axis=1) / ideal)
 
-    baseline = ndcg(powers[0])
+    products = (product_of(scores, relevances, power) for power in powers)
+    qualities: Iterator[NDArray[np.float64]]
+    if by_decisions:
+        decisions = [Decisions.best(product, relevant, n_relevant) for product in products]
+        qualities = (each.gains(decisions[0]) for each in decisions)
+    else:
+        qualities = map(ndcg, products)
+    baseline = next(qualities)
     best, largest_gain = powers[0], 0.0
-    for power in powers[1:]:
-        gain = ndcg(power) - baseline
+    for power, quality in zip(powers[1:], qualities, strict=True):
+        gain = quality - baseline
         error = gain.std() / np.sqrt(max(1, len(gain)))
         if gain.mean() > max(largest_gain, error):
             best, largest_gain = power, float(gain.mean())
     return best
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The labels that the best threshold assigns to points, as numbers of labels.
+
+    >>> scores = np.array([[0.9, 0.8], [0.7, 0.2], [0.6, 0.5]])
+    >>> relevant = np.array([[True, True], [True, False], [False, False]])
+    >>> best = Decisions.best(scores, relevant, np.array([2, 1, 0]))
+    >>> best.assigned.tolist(), best.hits.tolist(), best.f1
+    ([2, 1, 0], [2, 1, 0], 1.0)
+    """
+
+    assigned: NDArray[np.int64]
+    """(N,) number of assigned labels."""
+    hits: NDArray[np.int64]
+    """(N,) number of assigned labels that are relevant."""
+    is_first_right: NDArray[np.bool_]
+    """(N,) whether the label with the highest score is relevant."""
+    n_relevant: NDArray[np.integer[Any]]
+    """(N,) number of relevant labels."""
+
+    @classmethod
+    def best(
+        cls,
+        scores: NDArray[np.floating[Any]],
+        relevant: NDArray[np.bool_],
+        n_relevant: NDArray[np.integer[Any]],
+    ) -> Decisions:
+        """Assign the labels above the threshold with the highest micro-averaged F1.
+
+        The best label of each point is assigned whatever its score, if that has a higher F1. If
+        every point has exactly one relevant label, every point is assigned its best label only.
+        The arguments are as in `choose_sharpness`.
+        """
+        rows = np.arange(len(scores))
+        first = scores.argmax(axis=1)
+        is_first = first[:, None] == np.arange(scores.shape[1])
+        ones, is_first_right = np.ones(len(scores), dtype=np.int64), relevant[rows, first]
+        chosen = cls(ones, is_first_right.astype(np.int64), is_first_right, n_relevant)
+        if (n_relevant == 1).all():
+            return chosen
+        for reached in (np.where(is_first, np.inf, scores), scores):
+            order = np.argsort(-reached, axis=None, kind="stable")
+            n_assigned = np.arange(1, len(order) + 1)
+            f1 = 2 * relevant.ravel()[order].cumsum() / (n_assigned + n_relevant.sum())
+            descending = reached.ravel()[order]  # equal scores are assigned together
+            is_end = np.append(descending[1:] != descending[:-1], [True])
+            threshold = descending[np.where(is_end, f1, -1).argmax()]
+            is_assigned = reached >= threshold
+            assigned, hits = is_assigned.sum(axis=1), (is_assigned & relevant).sum(axis=1)
+            other = cls(assigned, hits, is_first_right, n_relevant)
+            chosen = max(chosen, other, key=lambda each: each.f1)
+        return chosen
+
+    @property
+    def f1(self) -> float:
+        """Return micro-averaged F1."""
+        return float(2 * self.hits.sum() / max(1, (self.assigned + self.n_relevant).sum()))
+
+    @property
+    def quality(self) -> float:
+        """Return the mean of F1 and P@1. P@1 is that of the points with relevant labels."""
+        return float(self.f1 + self.is_first_right.sum() / max(1, (self.n_relevant > 0).sum())) / 2
+
+    def gains(self, other: Decisions) -> NDArray[np.float64]:
+        """Return (N,) numbers whose mean is about the difference in `quality` to ``other``.
+
+        F1 is linearised, so that each point has a share of its difference.
+        """
+        size = max(1, (other.assigned + other.n_relevant).sum()) / len(self.hits)
+        right = self.is_first_right.astype(np.float64) - other.is_first_right
+        share = max(1, (self.n_relevant > 0).sum()) / len(self.hits)
+        gain = 2 * (self.hits - other.hits) - other.f1 * (self.assigned - other.assigned)
+        return np.asarray(gain / size + right / share) / 2
 
 
 def is_calibrated(config: RerankConfig, n_held_out: int, *, every_label: bool) -> bool:
@@ -131,6 +228,8 @@ class Reranker:
     """A second calibration T that also uses the overlap of label name and text."""
     n_proposed: int = 0
     """Number of candidates that names add for ``by_name``; 0 in models of earlier versions."""
+    cost: float = field(default=1.0, compare=False)
+    """C of the ranker, which `fit` may have chosen. It is not saved."""
     cross_fitted: tuple[tuple[NDArray[np.bool_], Reranker], ...] = field(default=(), compare=False)
     """For each fold of the held-out points given to `fit`, its mask and a reranker whose
     calibrations were fitted on the other folds. They are not saved."""
@@ -150,7 +249,7 @@ class Reranker:
         filtered: csr_matrix | None = None,
         label_names: Sequence[str] | None = None,
         every_label: bool = False,
-        refit: bool = False,
+        refit_psi: csr_matrix | None = None,
         seed: int = 0,
         earlier: Reranker | None = None,
     ) -> Reranker:
@@ -168,29 +267,48 @@ class Reranker:
             label_names: Names of the labels, for `RerankConfig.names`.
             every_label: Whether all labels are candidates. The ranker is then a complete linear
                 classifier: it is regularised less, and q gets more weight.
-            refit: Finally train the ranker again with the held-out points, if there were enough of
-                them to compute `cross_fitted`.
+            refit_psi: (N, F) features of the validation points for training. If given, the ranker
+                is finally trained again with these points, if there were enough of them to compute
+                `cross_fitted`.
             seed: Seed of the order in which the ranker visits points.
             earlier: A reranker with the same ``features`` to continue from. Its labels must come
                 first in ``labels``. Its calibrations, if any, are kept, because the held-out points
-                may be few, or it may have been trained on them. The frequency of a label is the
-                larger of the old and the new one.
+                may be few, or it may have been trained on them. For this reason, C is not chosen
+                again. The frequency of a label is the larger of the old and the new one.
         """
         fit_ranker = partial(
             SparseRanker.fit,
-            config=config,
             min_weight=FEW_MIN_WEIGHT if every_label else MIN_WEIGHT,
             seed=seed,
             earlier=None if earlier is None else earlier.ranker,
         )
-        ranker, solution = fit_ranker(psi, train.embedding, train.ids, labels)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
         if earlier is not None:
             known = frequencies[: len(earlier.frequencies)]
             np.maximum(known, earlier.frequencies, out=known)
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
         sharpness = (FEW_POWERS if every_label else POWERS)[0]
-        reranker = cls(features, ranker, frequencies, None, transform, "sum", sharpness)
+        costs, best = [config.cost], -np.inf
+        n_held_out = 0 if validation is None else len(validation[0].ids)
+        if config.choose_cost and earlier is None and n_held_out >= MIN_POINTS:
+            costs = [factor * config.cost for factor in COST_FACTORS]
+        duals = None  # each fit starts from the one with the cost before
+        for cost in costs:
+            settings = replace(config, cost=cost)
+            fitted, duals = fit_ranker(
+                psi, train.embedding, train.ids, labels, settings, solution=duals
+            )
+            candidate = cls(
+                features, fitted, frequencies, None, transform, "sum", sharpness, cost=cost
+            )
+            quality = 0.0
+            if len(costs) > 1 and validation is not None:
+                quality = candidate._decisions(*validation).quality
+                logger.debug("C = %g: mean of P@1 and F1 on held-out points %.4f", cost, quality)
+            # of equally good costs, take the one nearest to the default
+            if quality > best or (quality == best and cost <= config.cost):
+                best, reranker, solution = quality, candidate, duals
+        config, ranker = replace(config, cost=reranker.cost), reranker.ranker
         if earlier is not None and earlier.calibration is not None:
             names = LabelNames.read(features, label_names or ()) if earlier.by_name else None
             return replace(
@@ -200,20 +318,36 @@ class Reranker:
             reranker = reranker._fit_held_out(
                 *validation, config, label_names or (), filtered, every_label=every_label
             )
-        if refit and validation is not None and reranker.cross_fitted:
-            held_out, more_psi, more_labels = validation
+        if refit_psi is not None and validation is not None and reranker.cross_fitted:
+            held_out, _, more_labels = validation
             dense = None
             if train.embedding is not None and held_out.embedding is not None:
                 dense = np.concatenate([train.embedding, held_out.embedding])
             ranker, _ = fit_ranker(
-                vstack([psi, more_psi], format="csr"),
+                vstack([psi, refit_psi], format="csr"),
                 dense,
                 np.concatenate([train.ids, held_out.ids]),
                 vstack([labels, more_labels], format="csr"),
+                config,
                 solution=solution,
             )
             reranker = replace(reranker, ranker=ranker, refitted=True)
         return reranker
+
+    def _held_out_scores(
+        self, candidates: Candidates, psi: csr_matrix
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return p and q of the candidates. p is 0 for labels without training points."""
+        ids = np.ascontiguousarray(candidates.ids)  # numba would compile again for slices
+        known = np.append(self._trained, False)[ids]
+        q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
+        return np.where(known, candidates.scores, 0), q
+
+    def _decisions(self, candidates: Candidates, psi: csr_matrix, labels: csr_matrix) -> Decisions:
+        """Return what the best threshold assigns to held-out points."""
+        product = product_of(*self._held_out_scores(candidates, psi), self.sharpness)
+        relevant = relevant_candidates(candidates.ids, labels)
+        return Decisions.best(product, relevant, np.diff(labels.indptr))
 
     def _fit_held_out(
         self,
@@ -238,13 +372,14 @@ class Reranker:
         if not known.any():
             logger.warning("scores are not calibrated: no held-out point has a candidate")
             return self
-        q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
-        relevant = relevant_candidates(ids, labels)
-        p = np.where(known, candidates.scores, 0)
+        p, q = self._held_out_scores(candidates, psi)
+        relevant, n_relevant = relevant_candidates(ids, labels), np.diff(labels.indptr)
         sharpness = self.sharpness
         if enough:
             powers = FEW_POWERS if every_label else POWERS
-            sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
+            sharpness = choose_sharpness(
+                p, q, relevant, n_relevant, powers, by_decisions=every_label
+            )
         if sharpness != self.sharpness:
             logger.debug("exponent of the ranker score, chosen on held-out points: %g", sharpness)
         reranker = replace(self, sharpness=sharpness)

@@ -104,6 +104,30 @@ class RankerFeatures:
         matrix.sum_duplicates()
         return matrix
 
+    def as_new(self, psi: csr_matrix, train_psi: csr_matrix) -> csr_matrix:
+        """Return features of texts without those that no training text has.
+
+        If the vocabulary was also fitted on held-out texts, their features differ from those of new
+        texts, whose unknown words and n-grams are left out before rows are scaled to length 1. The
+        result has the features and the scale that a vocabulary of the training texts would give.
+
+        >>> from elias.config import ResolvedRerank
+        >>> config = ResolvedRerank(enabled=True, word_ngrams=1, char_ngrams=(0, 0))
+        >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
+        >>> train_psi, psi = map(features.transform, (["red cod"], ["red tape"]))
+        >>> features.as_new(psi, train_psi).toarray().tolist()
+        [[1.0, 0.0, 0.0]]
+        """
+        if self.featurizer is None:
+            return psi
+        seen = np.bincount(train_psi.indices, minlength=self.n_features) > 0
+        kept = csr_matrix(psi, copy=True)
+        kept.data[~seen[kept.indices]] = 0
+        kept.eliminate_zeros()
+        n_words = len(self.featurizer.words)
+        blocks = [unit_rows(kept[:, :n_words]), unit_rows(kept[:, n_words:])]
+        return unit_rows(hstack(blocks, format="csr"))
+
     def rows(self, inputs: Inputs) -> Rows:
         """Return the result of `transform` as CSR arrays.
 

@@ -877,10 +877,13 @@ class Trainer:
         earlier = self._earlier_reranker()
         features = RankerFeatures.fit(inputs, config) if earlier is None else earlier.features
         all_psi = features.transform(inputs)
-        validation = None
+        validation, held_out_psi = None, None
         if split is not None:
             with_held_out = all_psi.shape[0] > n_train
-            psi["validation"] = all_psi[n_train:] if with_held_out else features.transform(held_out)
+            held_out_psi = all_psi[n_train:] if with_held_out else features.transform(held_out)
+            psi["validation"] = held_out_psi
+            if every_label and earlier is None:
+                psi["validation"] = features.as_new(held_out_psi, all_psi[:n_train])
             candidates = self._ranker_candidates(model, "validation")
             validation = (candidates, psi["validation"], split.labels)
         reranker = Reranker.fit(
@@ -893,7 +896,7 @@ class Trainer:
             filtered=None if split is None else split.filtered_labels(),
             label_names=self.corpus.label_names,
             every_label=every_label,
-            refit=refit,
+            refit_psi=held_out_psi if refit else None,
             seed=self.config.member_seed % 2**32,
             earlier=earlier,
         )
@@ -911,7 +914,13 @@ class Trainer:
     def _report_ranker(self, ranker: Reranker) -> None:
         """Record the properties of the ranker, and log why components are missing."""
         calibrated, named = ranker.calibration is not None, ranker.by_name is not None
-        self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
+        self.run.record(
+            "ranker",
+            cost=ranker.cost,
+            sharpness=ranker.sharpness,
+            calibrated=calibrated,
+            names=named,
+        )
         config = self.config.rerank
         if config.calibrate and "validation" not in self.splits:
             logger.info("scores are not calibrated, because no points are held out")

@@ -266,7 +266,7 @@ def test_with_few_labels_trials_train_the_ranker_and_are_judged_by_it(corpus, tm
     assert all(trial.rerank.enabled for trial, _ in training.seen)
     assert not any(trial.intermediate_values for trial in study_of(tmp_path / "t"))
     first = study_of(tmp_path / "t")[0]
-    assert (first.params["rerank.cost"], first.params["rerank.char_ngrams"]) == (1.0, "[3, 5]")
+    assert (first.params["rerank.cost"], first.params["rerank.char_ngrams"]) == (1.0, "[2, 5]")
     assert first.value == 11  # of the ranker
     assert best == EliasConfig.from_file(tmp_path / "t" / "best.toml")
     copy = read_space(tmp_path / "t" / "space.toml", config, config.resolve(200, 40))

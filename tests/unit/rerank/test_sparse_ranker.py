@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
@@ -5,6 +7,7 @@ from scipy.sparse import csr_matrix
 from elias.config import RerankConfig, ResolvedRerank
 from elias.errors import DataError
 from elias.rerank.sparse_ranker import RankerFeatures, unit_embedding
+from elias.text.vectorizer import SplitTexts
 
 TEXTS = ["red cod pie", "red cod soup", "green tea"]
 
@@ -53,6 +56,35 @@ def test_a_ranker_of_the_embedding_alone_has_no_sparse_features():
 def test_texts_without_a_word_are_refused():
     with pytest.raises(DataError, match="the 2 training texts contain no word or n-gram"):
         RankerFeatures.fit(["?", ""], ResolvedRerank(enabled=True))
+
+
+def test_held_out_texts_get_the_features_that_a_vocabulary_of_the_training_texts_gives():
+    texts = ["red cod pie", "red cod soup", "green tea", "red tea?", "blue soup!", "42"]
+    config = ResolvedRerank(enabled=True, char_ngrams=(2, 4))
+    features = RankerFeatures.fit(SplitTexts(texts, symbols=True), config)
+    whole = features.featurizer
+    seen = np.unique(features.transform(texts[:3]).indices)
+    n_words = len(whole.words)
+    own = replace(
+        whole,
+        words=tuple(whole.words[i] for i in seen if i < n_words),
+        ngrams=tuple(whole.ngrams[i - n_words] for i in seen if i >= n_words),
+        idf=whole.idf[seen],
+    )
+
+    actual = features.as_new(features.transform(texts[3:]), features.transform(texts[:3]))
+
+    expected = own.transform(texts[3:], unit=True).toarray()
+    np.testing.assert_allclose(actual[:, seen].toarray(), expected, rtol=1e-5)
+    assert actual.nnz == np.count_nonzero(expected)
+    assert (lengths(actual) > 0).tolist() == [True, True, False]
+
+
+def test_given_features_of_held_out_points_are_kept():
+    given = csr_matrix(np.float32([[0.6, 0.8, 0], [0, 0, 1]]))
+    features = RankerFeatures.fit(given, ResolvedRerank(enabled=True))
+
+    assert (features.as_new(given[1:], given[:1]) != given[1:]).nnz == 0
 
 
 def test_an_embedding_is_scaled_to_length_one():

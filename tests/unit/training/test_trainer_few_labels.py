@@ -7,7 +7,7 @@ from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.estimator import EliasClassifier
 from elias.rerank.calibration import MIN_POINTS
-from elias.rerank.reranker import FEW_POWERS
+from elias.rerank.reranker import FEW_POWERS, Reranker
 
 SMALL = {"encoder.dim": 16, "encoder.hidden_dim": 16, "rerank.trees": 2}
 
@@ -45,6 +45,29 @@ def test_the_ranker_of_few_labels_is_kept_if_few_points_are_held_out():
     assert model.reranker is not None
     assert model.reranker.refitted
     assert model.reranker.sharpness == FEW_POWERS[0]
+
+
+def test_held_out_points_decide_with_the_features_that_new_texts_have(monkeypatch):
+    """Words that only held-out texts have are left out, as unknown words of new texts are."""
+    given = {}
+
+    def fit(*arguments, **options):
+        given.update(options)
+        return original(*arguments, **options)
+
+    original = Reranker.fit
+    monkeypatch.setattr(Reranker, "fit", fit)
+    rng = np.random.default_rng(0)
+    texts = [f"{'good' if i % 2 else 'bad'} own{i}" for i in rng.permutation(150)]
+    labels = [["yes"] if "good" in text else ["no"] for text in texts]
+
+    EliasClassifier(settings=SMALL | {"rerank.char_ngrams": (0, 0)}, device="cpu").fit(
+        texts, labels
+    )
+
+    _, psi, _ = given["validation"]
+    assert np.diff(psi.indptr).max() == 1
+    assert np.diff(given["refit_psi"].indptr).max() == 3
 
 
 def words(rng, label):
