@@ -882,7 +882,7 @@ class Trainer:
             with_held_out = all_psi.shape[0] > n_train
             held_out_psi = all_psi[n_train:] if with_held_out else features.transform(held_out)
             psi["validation"] = held_out_psi
-            if every_label and earlier is None:
+            if earlier is None:
                 psi["validation"] = features.as_new(held_out_psi, all_psi[:n_train])
             candidates = self._ranker_candidates(model, "validation")
             validation = (candidates, psi["validation"], split.labels)
