@@ -293,3 +293,33 @@ def test_a_model_with_the_fixed_graph_keeps_its_clusters_and_classifiers(corpus)
 def test_holding_out_more_than_half_of_the_points_is_refused(corpus):
     with pytest.raises(ConfigError, match=r"eval.validation_size is 300.*400 training points"):
         train(corpus, CONFIG.override({"eval.validation_size": 300}), device="cpu")
+
+
+def test_the_ranker_is_kept_when_labels_become_too_many_to_rank_all_of_them():
+    def texts_of(labels):
+        return [f"alpha{label} beta{label} gamma{i % 7}" for i, label in enumerate(labels)]
+
+    def trained(labels, **options):
+        names = [[f"label{label}"] for label in labels]
+        return train(
+            config=EliasConfig().override({"encoder.dim": 16, "stages.one-vs-all.epochs": 1}),
+            texts=texts_of(labels),
+            labels=names,
+            device="cpu",
+            **options,
+        )
+
+    old = trained([*range(190)] * 3)
+    new = trained([*range(185, 205)] * 6, init_from=old)
+
+    assert new.reranker.features.n_features == old.reranker.features.n_features
+    assert (new.reranker.frequencies[:190] >= old.reranker.frequencies).all()
+
+
+def test_a_ranker_with_other_features_is_not_continued_and_the_log_says_so(corpus, caplog):
+    config = CONFIG.override({"rerank.enabled": True, "rerank.trees": 2})
+    old = train(corpus, config, device="cpu")
+
+    train(corpus, config.override({"rerank.word_ngrams": 1}), device="cpu", init_from=old)
+
+    assert "the initial model is not used: rerank.word_ngrams differs" in caplog.text

@@ -1,9 +1,8 @@
 """The prediction pipeline: text → tokens → search → rerank → `Predictions`.
 
-`predict` runs the whole pipeline. `predict_member`, `tokenize`, `search_member`, `search` and
-`rank_candidates` are its steps, in order of execution; helpers follow. Each member of an ensemble
-searches once, and the predictions of all its components are derived from the candidates of that
-search.
+`predict` runs the whole pipeline. `predict_member`, `tokenize`, `search` and `rank_candidates`
+are its steps, in order of execution; helpers follow. Each member of an ensemble searches once, and
+the predictions of all its components are derived from the candidates of that search.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def _load(folder: Path, n_texts: int, n_ids: int | None) -> Tokens | None:
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
         if n_ids is not None and len(ids) and (lowest < 0 or highest >= n_ids):
             raise ValueError(f"token ids range from {lowest} to {highest}, not 0 to {n_ids - 1}")
-    except (OSError, ValueError, EOFError, IndexError) as error:
+    except (OSError, ValueError, EOFError, IndexError, TypeError) as error:
         logger.warning("%s: the cached tokens are damaged (%s); tokenizing again", folder, error)
         return None
     mark_in_use(folder)

@@ -259,7 +259,8 @@ def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias) -> El
     """Return the configuration to train with, which takes some settings from ``init_from``.
 
     These are the settings of the encoder and, if the labels of ``init_from`` are kept, the sizes of
-    the index. The default number of epochs is then `CONTINUED_EPOCHS`.
+    the index and the n-grams of the ranker, whose vocabulary is then kept. The default number of
+    epochs is then `CONTINUED_EPOCHS`.
 
     Args:
         config: The given configuration.
@@ -277,8 +278,10 @@ def starting_config(config: EliasConfig, corpus: Corpus, init_from: Elias) -> El
         kind = "graph"
     index = replace(config.index, kind=kind)
     config = replace(config, index=theirs.index if _agree(index, theirs.index) else index)
+    char_ngrams = config.rerank.char_ngrams or theirs.rerank.char_ngrams
+    rerank = replace(config.rerank, char_ngrams=char_ngrams)
     stages = (replace(stage, epochs=stage.epochs or CONTINUED_EPOCHS) for stage in config.stages)
-    return replace(config, stages=tuple(stages))
+    return replace(config, stages=tuple(stages), rerank=rerank)
 
 
 def _agree(ours: Any, theirs: Any) -> bool:

@@ -882,7 +882,7 @@ class Trainer:
             with_held_out = all_psi.shape[0] > n_train
             held_out_psi = all_psi[n_train:] if with_held_out else features.transform(held_out)
             psi["validation"] = held_out_psi
-            if earlier is None:
+            if every_label and with_held_out and earlier is None:
                 psi["validation"] = features.as_new(held_out_psi, all_psi[:n_train])
             candidates = self._ranker_candidates(model, "validation")
             validation = (candidates, psi["validation"], split.labels)
@@ -908,8 +908,11 @@ class Trainer:
             return None
         ours, theirs = self.config.rerank, self.continued.config.rerank
         settings = ("embedding", "word_ngrams", "char_ngrams", "loss")
-        same = all(getattr(ours, name) == getattr(theirs, name) for name in settings)
-        return self.continued.reranker if same else None
+        changed = [name for name in settings if getattr(ours, name) != getattr(theirs, name)]
+        if changed and self.continued.reranker is not None:
+            keys = ", ".join(f"rerank.{name}" for name in changed)
+            logger.warning("the ranker of the initial model is not used: %s differs", keys)
+        return None if changed else self.continued.reranker
 
     def _report_ranker(self, ranker: Reranker) -> None:
         """Record the properties of the ranker, and log why components are missing."""
