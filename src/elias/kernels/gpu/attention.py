@@ -136,6 +136,12 @@ def _positions(
 
 
 @triton.jit
+def _load(vectors: tensor, at: tensor, inside: tensor) -> tensor:
+    """Return the rows of a tile. Rows that are not tokens of the text are 0."""
+    return tl.load(vectors + at, mask=inside, other=0.0)
+
+
+@triton.jit
 def _attention_forward(
     query: tensor,
     key: tensor,
@@ -148,9 +154,7 @@ def _attention_forward(
     TILE: constexpr,
 ) -> None:
     at, inside, n_tokens = _positions(bounds, stride, SIZE, TILE)
-    q = tl.load(query + at, mask=inside, other=0.0)
-    k = tl.load(key + at, mask=inside, other=0.0)
-    v = tl.load(value + at, mask=inside, other=0.0)
+    q, k, v = _load(query, at, inside), _load(key, at, inside), _load(value, at, inside)
     weights = _weights(q, k, n_tokens, scale, TILE)
     tl.store(result + at, tl.dot(weights.to(v.dtype), v).to(v.dtype), mask=inside)
 
@@ -171,10 +175,8 @@ def _attention_backward(
     TILE: constexpr,
 ) -> None:
     at, inside, n_tokens = _positions(bounds, stride, SIZE, TILE)
-    q = tl.load(query + at, mask=inside, other=0.0)
-    k = tl.load(key + at, mask=inside, other=0.0)
-    v = tl.load(value + at, mask=inside, other=0.0)
-    g = tl.load(gradient + at, mask=inside, other=0.0)
+    q, k, v = _load(query, at, inside), _load(key, at, inside), _load(value, at, inside)
+    g = _load(gradient, at, inside)
     weights = _weights(q, k, n_tokens, scale, TILE)
     # rows outside of the text have zeros in g, so they add nothing
     tl.store(by_value + at, tl.dot(tl.trans(weights.to(g.dtype)), g).to(v.dtype), mask=inside)
